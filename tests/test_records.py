@@ -1,0 +1,465 @@
+import csv
+import dataclasses
+import fcntl
+import logging
+import math
+import multiprocessing
+import os
+import re
+import shlex
+import subprocess
+import sys
+from concurrent import futures
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfbench import records
+from tfbench.records import COLUMNS, RunRecord, SchemaError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results" / "runs.csv"  # the folder does not exist yet
+
+
+def raw_rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# Writing and reading.
+
+
+def test_append_makes_folder_header_and_rows(path):
+    for run_id in ("a", "b"):
+        records.append(path, RunRecord(run_id=run_id))
+
+    lines = path.read_text().splitlines()
+    assert lines[0].split(",") == list(COLUMNS)
+    assert [row["run_id"] for row in raw_rows(path)] == ["a", "b"]
+    assert len(lines) == 3
+
+
+def test_empty_file_gets_a_header(path):
+    path.parent.mkdir()
+    path.touch()
+    assert records.read(path) == []
+    records.append(path, RunRecord(run_id="a"))
+    assert [row.run_id for row in records.read(path)] == ["a"]
+
+
+def test_missing_file_is_said(path):
+    with pytest.raises(FileNotFoundError, match=r"runs\.csv"):
+        records.read(path)
+
+
+def test_unknown_is_an_empty_cell_and_never_zero(path):
+    records.append(path, RunRecord(num_gpus=0, gpu_util_mean=0.0, xla=False))
+    (row,) = raw_rows(path)
+    known = {name: cell for name, cell in row.items() if cell}
+    assert known == {
+        "num_gpus": "0",
+        "gpu_util_mean": "0.0",
+        "xla": "False",
+        "schema_version": str(records.SCHEMA_VERSION),
+    }
+    (record,) = records.read(path)
+    assert record == RunRecord(num_gpus=0, gpu_util_mean=0.0, xla=False)
+    assert record.mfu is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cell"),
+    [
+        ("num_params", 25_557_032, "25557032"),
+        ("flops_per_sample", 2**60 + 1, "1152921504606846977"),
+        ("samples_per_sec", 0.1 + 0.2, "0.30000000000000004"),
+        ("samples_per_sec", 1 / 3 * 1e-300, repr(1 / 3 * 1e-300)),
+        ("samples_per_sec_high", math.inf, "inf"),
+        ("xla", True, "True"),
+        ("weights_finite", False, "False"),
+        ("compute_capability", "9.0", "9.0"),
+        ("tag", " 007 ", " 007 "),
+        ("note", "two, three", "two, three"),
+        ("note", 'he said "no"', 'he said "no"'),
+        ("note", "größer ✓ 好 🙂", "größer ✓ 好 🙂"),
+        ("note", "'", "'"),
+    ],
+)
+def test_round_trip_of_every_type(path, name, value, cell):
+    records.append(path, RunRecord(**{name: value}))
+    assert raw_rows(path)[0][name] == cell
+    (record,) = records.read(path)
+    assert getattr(record, name) == value
+    assert type(getattr(record, name)) is type(value)
+
+
+def test_nan_stays_nan(path):
+    records.append(path, RunRecord(loss_last=float("nan")))
+    assert math.isnan(records.read(path)[0].loss_last)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("loss_last", np.float32(0.1), float(np.float32(0.1))),
+        ("mfu", np.float64(0.3), 0.3),
+        ("steps_skipped", np.int64(3), 3),
+        ("weights_finite", np.False_, False),
+    ],
+)
+def test_numpy_scalars_are_written_as_plain_values(path, name, value, plain):
+    records.append(path, RunRecord(**{name: value}))
+    assert getattr(records.read(path)[0], name) == plain
+
+
+def test_fraction_in_a_count_is_refused_before_anything_is_written(path):
+    with pytest.raises(TypeError):
+        records.append(path, RunRecord(measured_steps=2.5))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r", "\u2028", "\x0b"])
+def test_a_row_is_always_one_line(path, newline):
+    records.append(path, RunRecord(run_id="a", note=f"first{newline}second", tag="x"))
+    assert len(path.read_text().splitlines()) == 2
+    assert records.read(path)[0].note == "first second"
+
+
+def test_text_that_is_no_unicode_does_not_cost_the_row(path):
+    records.append(path, RunRecord(run_id="a", note=os.fsdecode(b"no such file: \xff")))
+    assert records.read(path)[0].note == r"no such file: \udcff"
+
+
+def test_a_note_beyond_what_readers_take_is_shortened(path):
+    records.append(path, RunRecord(run_id="a", note="x" * 1_000_000, flags="--gpus=1"))
+    (record,) = records.read(path)
+    assert set(record.note) == {"x"}
+    assert record.flags == "--gpus=1"
+
+
+def test_a_misspelt_column_is_an_error():
+    record = RunRecord()
+    with pytest.raises(AttributeError):
+        record.sample_per_sec = 1.0
+
+
+# Several writers.
+
+
+def _append_rows(path, writer, count, barrier):
+    barrier.wait()
+    for index in range(count):
+        records.append(path, RunRecord(run_id=f"{writer}-{index}", note="n" * 3000))
+
+
+def test_concurrent_appends_leave_whole_rows_and_one_header(path):
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(4)
+    writers = [context.Process(target=_append_rows, args=(path, w, 25, barrier)) for w in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    rows = records.read(path)
+    assert sorted(row.run_id for row in rows) == sorted(f"{w}-{i}" for w in range(4) for i in range(25))
+    assert {row.note for row in rows} == {"n" * 3000}
+    assert path.read_text().count("run_id,run_key") == 1
+
+
+@pytest.mark.parametrize("use", [records.read, lambda path: records.append(path, RunRecord(run_id="mine"))])
+def test_a_row_that_is_being_written_is_waited_for(path, use, caplog):
+    records.append(path, RunRecord(run_id="first"))
+    records.append(path, RunRecord(run_id="theirs"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-20])
+    with open(path, "ab") as other_writer:
+        fcntl.flock(other_writer, fcntl.LOCK_EX)
+        with futures.ThreadPoolExecutor() as pool:
+            ours = pool.submit(use, path)
+            assert not futures.wait([ours], timeout=0.3).done  # would be done at once without the lock
+            other_writer.write(content[-20:])
+            other_writer.flush()
+            fcntl.flock(other_writer, fcntl.LOCK_UN)
+            ours.result()
+
+    assert [row.run_id for row in records.read(path)][:2] == ["first", "theirs"]
+    assert not caplog.records
+
+
+def test_row_is_on_disk_when_append_returns(path, monkeypatch):
+    bytes_at_sync = []
+    monkeypatch.setattr(os, "fsync", lambda file: bytes_at_sync.append(os.fstat(file).st_size))
+    records.append(path, RunRecord(run_id="a"))
+    assert bytes_at_sync == [path.stat().st_size]
+
+
+# Torn last lines.
+
+
+@pytest.fixture
+def torn_path(path):
+    """Two whole rows and the beginning of a third, cut inside a character of two bytes."""
+    for run_id in ("a", "b"):
+        records.append(path, RunRecord(run_id=run_id))
+    whole = path.read_bytes()
+    records.append(path, RunRecord(run_id="torn", note="größer"))
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index("ö".encode(), len(whole)) + 1])
+    return path
+
+
+def test_torn_line_is_reported_and_dropped_on_reading(torn_path, caplog):
+    before = torn_path.read_bytes()
+    with caplog.at_level(logging.WARNING):
+        assert [row.run_id for row in records.read(torn_path)] == ["a", "b"]
+    assert "unfinished last line" in caplog.text
+    assert "torn" in caplog.text
+    assert torn_path.read_bytes() == before
+
+
+def test_torn_line_is_cut_off_before_appending(torn_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        records.append(torn_path, RunRecord(run_id="c"))
+    assert "unfinished last line" in caplog.text
+    caplog.clear()
+    assert [row.run_id for row in records.read(torn_path)] == ["a", "b", "c"]
+    assert not caplog.records
+
+
+def test_torn_header_is_written_anew(path, caplog):
+    path.parent.mkdir()
+    path.write_text(",".join(COLUMNS)[:100])
+    assert records.read(path) == []
+    records.append(path, RunRecord(run_id="a"))
+    assert "unfinished last line" in caplog.text
+    assert [row.run_id for row in records.read(path)] == ["a"]
+
+
+# Other schemas.
+
+OTHER_FILES = {
+    "column missing": ",".join(COLUMNS[:-1]) + "\n",
+    "column more": ",".join((*COLUMNS, "extra")) + "\n",
+    "columns in another order": ",".join(reversed(COLUMNS)) + "\n",
+    "no header": "," * (len(COLUMNS) - 1) + "\n",
+    "another version": ",".join(COLUMNS) + "\n,,,999" + "," * (len(COLUMNS) - 4) + "\n",
+    "another torn file": "name,rate",
+    "another file": "Dear diary,\ntoday\n",
+    "blank line first": "\n" + ",".join(COLUMNS) + "\n",
+}
+
+
+@pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES.keys())
+@pytest.mark.parametrize("use", [records.read, lambda path: records.append(path, RunRecord(run_id="a"))])
+def test_other_schema_is_refused_and_left_as_it_is(path, use, content):
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(SchemaError, match=re.escape(str(path))) as caught:
+        use(path)
+    assert "--results_dir" in str(caught.value)
+    assert path.read_text() == content
+
+
+def test_schema_error_names_version_and_columns(path):
+    path.parent.mkdir()
+    path.write_text("run_id,schema_version,speed\nold,0,12.5\n")
+    with pytest.raises(SchemaError) as caught:
+        records.read(path)
+    message = str(caught.value)
+    assert "schema version 0 with 3 columns" in message
+    assert f"version {records.SCHEMA_VERSION} with {len(COLUMNS)}" in message
+    assert "not known here: speed" in message
+    assert "run_key" in message
+
+
+def test_file_saved_with_windows_line_ends_is_read(path):
+    records.append(path, RunRecord(run_id="a", xla=True, flags="--gpus=1"))
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert records.read(path) == [RunRecord(run_id="a", xla=True, flags="--gpus=1")]
+
+
+@pytest.mark.parametrize(("name", "cell"), [("num_gpus", "two"), ("xla", "yes"), ("mfu", "n/a")])
+def test_cell_that_is_no_value_of_its_column_is_named(path, name, cell):
+    records.append(path, RunRecord(run_id="a"))
+    cells = ["" if column != name else cell for column in COLUMNS]
+    with open(path, "a") as file:
+        file.write(",".join(cells) + "\n")
+    with pytest.raises(SchemaError, match=f"line 3: {name}='{cell}'"):
+        records.read(path)
+
+
+def test_row_with_a_cell_too_few_is_named(path):
+    records.append(path, RunRecord(run_id="a"))
+    with open(path, "a") as file:
+        file.write("b,\n")
+    with pytest.raises(SchemaError, match=f"line 3: 2 cells for {len(COLUMNS)} columns"):
+        records.read(path)
+
+
+# The row to scale against.
+
+FLAGS = (
+    "--model=resnet50 --gpus={gpus} --per_replica_batch_size=256 --seed={gpus} --steps={gpus}00 "
+    "--windows={gpus} --warmup_steps={gpus}0 --tag='run of {gpus}' --results_dir=r{gpus} "
+    "--tensorboard={tensorboard} --profile_steps={gpus} --deterministic=False"
+)
+
+
+def gpu_row(gpus, /, **changes):
+    row = RunRecord(
+        run_id=f"gpu{gpus}",
+        started_at="2026-01-02T03:04:05+00:00",
+        status="ok",
+        model="resnet50",
+        data="synthetic",
+        precision="mixed_bfloat16",
+        xla=True,
+        strategy="mirrored" if gpus > 1 else "one_device",
+        scaling_mode="weak",
+        num_gpus=gpus,
+        num_replicas=gpus,
+        per_replica_batch_size=256,
+        global_batch_size=256 * gpus,
+        accumulate=1,
+        image_size=224,
+        optimizer="sgd",
+        steps_per_loop=10,
+        samples_per_sec=1000.0 * gpus,
+        gpu_name="NVIDIA H200",
+        driver="580.1",
+        tensorflow="2.21.0",
+        keras="3.15.1",
+        host="node1",
+        flags=FLAGS.format(gpus=gpus, tensorboard=gpus > 1),
+    )
+    return dataclasses.replace(row, **changes)
+
+
+def test_baseline_is_the_row_alike_but_for_replicas():
+    one = gpu_row(1)
+    assert records.find_baseline([gpu_row(2), one, gpu_row(4)], gpu_row(4)) is one
+
+
+def test_newest_baseline_wins_wherever_it_stands():
+    days = ("2026-01-05", "2026-03-01", "2026-02-09", None)
+    rows = [gpu_row(1, started_at=day and f"{day}T00:00:00+00:00") for day in days]
+    assert records.find_baseline(rows, gpu_row(4)) is rows[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("status", "failed"), ("status", None), ("samples_per_sec", None), ("num_gpus", 0), ("num_gpus", 2),
+        ("num_gpus", None), ("model", "resnet_tiny"), ("data", "embedded"), ("precision", "tf32"),
+        ("xla", False), ("xla", None), ("scaling_mode", "strong"), ("per_replica_batch_size", 128),
+        ("accumulate", 2), ("seq_length", 128), ("image_size", 160), ("optimizer", "lamb"),
+        ("steps_per_loop", 1), ("gpu_name", "NVIDIA L4"), ("driver", "575.1"), ("tensorflow", "2.20.0"),
+        ("keras", "3.13.0"), ("host", "node2"),
+        ("flags", FLAGS.format(gpus=1, tensorboard=True).replace("c=False", "c=True")),
+        ("flags", FLAGS.format(gpus=1, tensorboard=True) + " --dropout=0.1"),
+        ("flags", None),
+    ],
+)  # fmt: skip
+def test_each_difference_blocks_the_baseline(name, value):
+    assert records.find_baseline([gpu_row(1, **{name: value})], gpu_row(4)) is None
+
+
+def test_order_of_flags_does_not_matter():
+    one = gpu_row(1)
+    one.flags = shlex.join(reversed(shlex.split(one.flags)))
+    assert records.find_baseline([one], gpu_row(4)) is one
+
+
+@pytest.mark.parametrize("num_gpus", [None, 0, 1])
+def test_rows_that_scale_nothing_have_no_baseline(num_gpus):
+    record = gpu_row(1, num_gpus=num_gpus)
+    assert records.find_baseline([gpu_row(1), gpu_row(1, num_gpus=0)], record) is None
+
+
+def test_strong_scaling_compares_the_global_batch():
+    record = gpu_row(4, scaling_mode="strong", per_replica_batch_size=64, global_batch_size=256)
+    record.flags = record.flags.replace("batch_size=256", "batch_size=64")
+    same_global = gpu_row(1, scaling_mode="strong")
+    same_local = gpu_row(1, scaling_mode="strong", per_replica_batch_size=64, global_batch_size=64)
+    assert records.find_baseline([same_global, same_local], record) is same_global
+
+
+def test_searched_batch_does_not_block_the_baseline():
+    record = gpu_row(4, requested_per_replica_batch_size=512)
+    record.flags += " --requested_per_replica_batch_size=512"
+    one = gpu_row(1)
+    assert records.find_baseline([one], record) is one
+
+
+def test_baseline_survives_the_file(path):
+    for row in (gpu_row(1), gpu_row(4)):
+        records.append(path, row)
+    rows = records.read(path)
+    assert records.find_baseline(rows, rows[1]).run_id == "gpu1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        (
+            {"flags": "--model=bert --gpus=8 --xla=True --per_replica_batch_size=256"},
+            "python -m tfbench.train --model=bert --xla=True --per_replica_batch_size=256 --gpus=1",
+        ),
+        (
+            {"flags": "--per_replica_batch_size=512 --model=bert --gpus=8 --tag='two words'"},
+            "python -m tfbench.train --model=bert '--tag=two words' --per_replica_batch_size=256 --gpus=1",
+        ),
+        (
+            {
+                "flags": "--model=bert --per_replica_batch_size=16 --accumulate=2 --gpus=8",
+                "scaling_mode": "strong",
+                "per_replica_batch_size": 16,
+                "accumulate": 2,
+                "global_batch_size": 256,
+            },
+            "python -m tfbench.train --model=bert --accumulate=2 --per_replica_batch_size=128 --gpus=1",
+        ),
+        (
+            {"flags": "--model=bert --per_replica_batch_size=16", "per_replica_batch_size": None},
+            "python -m tfbench.train --model=bert --per_replica_batch_size=16 --gpus=1",
+        ),
+    ],
+)
+def test_baseline_command(changes, command):
+    assert records.baseline_command(gpu_row(8, **changes)) == command
+
+
+def test_baseline_command_needs_flags():
+    with pytest.raises(ValueError, match="gpu8 has no flags"):
+        records.baseline_command(gpu_row(8, flags=None))
+
+
+# The table for people.
+
+
+def test_module_prints_a_row_for_every_column():
+    root = Path(__file__).parents[1]
+    table = subprocess.run(
+        [sys.executable, "-m", "tfbench.records"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()]
+    assert [cell.strip() for cell in lines[0]] == ["column", "unit", "meaning"]
+    body = [[cell.strip() for cell in line] for line in lines[2:]]
+    assert [line[0] for line in body] == [f"`{name}`" for name in COLUMNS]
+    assert all(len(line) == 3 and line[2] for line in body)
+    units = {line[0].strip("`"): line[1] for line in body}
+    assert (units["step_time_ms_p50"], units["peak_memory_gib"], units["power_w_mean"]) == ("ms", "GiB", "W")
+
+
+def test_measuring_and_records_need_no_tensorflow():
+    code = (
+        "import sys, tfbench.records;"
+        "from tfbench.measure import gates, statistics, timing;"
+        "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0

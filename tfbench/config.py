@@ -1,0 +1,156 @@
+"""One run of the benchmark: every choice it makes, checked, with the sizes and the key derived from it.
+
+TensorFlow-free, and knows nothing of the registries: names are checked against them by `tfbench.flags`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from typing import Any
+
+# Fields that do not change what is measured: where results go and what is looked at outside the windows.
+_NOT_IN_RUN_KEY = frozenset(
+    {"results_dir", "tag", "tensorboard", "profile_steps", "requested_per_replica_batch_size"}
+)
+
+LEARNING_RATE_SCHEDULES = ("constant", "cosine", "linear")
+
+
+class ConfigError(ValueError):
+    """A flag value that cannot be: the message names the flag, the value and what would be accepted."""
+
+    def __init__(self, flag: str, value: object, accepted: str):
+        super().__init__(f"--{flag}={value}: {accepted}")
+        self.flag = flag
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkConfig:
+    """Every choice of a run. Complete: nothing is decided later, so the row can say what really ran.
+
+    Raises:
+        ConfigError: a value that cannot be, or two values that cannot be together.
+    """
+
+    # What is trained.
+    model: str  # a name in tfbench.models.MODELS
+    data: str = "synthetic"  # a name in tfbench.data.DATASETS, with ":ARGUMENT" where it takes one
+    data_dir: str | None = None  # folder of prepared TensorFlow Datasets; None: their default folder
+    image_size: int | None = None  # pixels on each side; None for text models
+    seq_length: int | None = None  # tokens; None for image models
+
+    # On what.
+    gpus: int = 0  # number of GPUs; 0: the CPU
+    cpu_replicas: int = 1  # logical CPU devices that stand for replicas; only with gpus == 0
+
+    # How it is trained.
+    per_replica_batch_size: int = 1  # samples a replica sees in one step (one micro-batch)
+    requested_per_replica_batch_size: int | None = None  # what was asked for, where a search changed it
+    accumulate: int = 1  # micro-batches summed into one optimizer update
+    precision: str = "fp32"  # a name in tfbench.precision.PRECISIONS
+    xla: bool = False
+    optimizer: str = "sgd"  # a name in tfbench.optimizers.OPTIMIZERS
+    learning_rate: float = 0.1  # peak, reached at the end of the warm-up
+    lr_schedule: str = "constant"  # after the warm-up
+    lr_warmup_steps: int = 0  # linear from 0 to learning_rate
+    lr_total_steps: int | None = None  # where the schedule reaches 0; None: the run's own last step
+    weight_decay: float = 0.0  # not on normalisation parameters and biases
+    dropout: float = 0.0  # rate of every dropout of the model
+    initial_loss_scale: float = 32768.0  # only mixed_float16 scales its loss
+    seed: int = 0
+    deterministic: bool = False
+
+    # What is measured.
+    steps: int = 1  # timed optimizer updates, all windows together
+    warmup_steps: int = 1  # untimed updates before them; the first one compiles
+    windows: int = 1  # timed blocks of steps, synchronised at both edges
+    steps_per_loop: int = 1  # updates inside one tf.function call
+
+    # Where it is written.
+    results_dir: str = "tfbench_results"
+    tag: str = ""
+    tensorboard: bool = True
+    profile_steps: int = 0  # updates traced by the profiler, after the windows; 0: none
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        _check_rates(self)
+        if self.gpus and self.cpu_replicas != 1:
+            raise ConfigError("cpu_replicas", self.cpu_replicas, "goes with --gpus=0 only")
+        if self.steps < self.windows:
+            raise ConfigError("windows", self.windows, f"at most --steps={self.steps}: a window needs a step")
+        if self.lr_schedule not in LEARNING_RATE_SCHEDULES:
+            raise ConfigError("lr_schedule", self.lr_schedule, f"one of {', '.join(LEARNING_RATE_SCHEDULES)}")
+        if any(character in self.tag for character in "\n\r\0"):
+            raise ConfigError("tag", repr(self.tag), "one line of text")
+
+    @property
+    def num_replicas(self) -> int:
+        """Model copies: GPUs, or logical CPU devices with --gpus=0."""
+        return self.gpus or self.cpu_replicas
+
+    @property
+    def samples_per_replica_per_step(self) -> int:
+        """Samples one replica sees between two optimizer updates."""
+        return self.per_replica_batch_size * self.accumulate
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one optimizer update over all replicas and micro-batches."""
+        return self.samples_per_replica_per_step * self.num_replicas
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer updates of warm-up and windows together."""
+        return self.warmup_steps + self.steps
+
+    @property
+    def steps_of_windows(self) -> tuple[int, ...]:
+        """Steps of each window: `steps` dealt as evenly as they go, the longer windows first."""
+        each, longer = divmod(self.steps, self.windows)
+        return tuple(each + (index < longer) for index in range(self.windows))
+
+    @property
+    def run_key(self) -> str:
+        """Hash of everything that changes what is measured: equal keys are repeats of one configuration."""
+        choices = {k: v for k, v in dataclasses.asdict(self).items() if k not in _NOT_IN_RUN_KEY}
+        if self.data_dir is not None:
+            choices["data_dir"] = os.path.abspath(self.data_dir)
+        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, as the flags spell them."""
+        return dataclasses.asdict(self)
+
+
+def _check_counts(config: BenchmarkConfig) -> None:
+    """Whole numbers with a least value.
+
+    Raises:
+        ConfigError: one is below it.
+    """
+    least = {
+        "gpus": 0, "cpu_replicas": 1, "per_replica_batch_size": 1, "accumulate": 1, "steps": 1,
+        "warmup_steps": 1, "windows": 1, "steps_per_loop": 1, "lr_warmup_steps": 0, "profile_steps": 0,
+        "seed": 0, "image_size": 8, "seq_length": 8, "lr_total_steps": 1,
+    }  # fmt: skip
+    for flag, minimum in least.items():
+        value = getattr(config, flag)
+        if value is not None and value < minimum:
+            why = ": the first step compiles and is never timed" if flag == "warmup_steps" else ""
+            raise ConfigError(flag, value, f"a whole number of at least {minimum}{why}")
+
+
+def _check_rates(config: BenchmarkConfig) -> None:
+    """Real numbers with a range.
+
+    Raises:
+        ConfigError: one is outside it.
+    """
+    for flag, upper in (("learning_rate", None), ("weight_decay", None), ("dropout", 1.0)):
+        value = getattr(config, flag)
+        if not (value >= 0 and (upper is None or value < upper)):  # written so that NaN is refused
+            raise ConfigError(flag, value, "at least 0" + (f" and below {upper:g}" if upper else ""))
+    if not config.initial_loss_scale >= 1:
+        raise ConfigError("initial_loss_scale", config.initial_loss_scale, "at least 1")

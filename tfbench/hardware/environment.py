@@ -1,0 +1,149 @@
+"""The machine and its software in one JSON object, for a run's system.json. TensorFlow-free."""
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+from tfbench.hardware.gpus import GIB, Gpu, Nvml, handle_of, probe, scaled
+
+_PACKAGES = (
+    "tfbench",
+    "tensorflow",
+    "keras",
+    "numpy",
+    "nvidia-ml-py",
+    "tensorflow-datasets",
+    "tokenizers",
+    "scikit-learn",
+)
+
+# Variables that change what is measured.
+_VARIABLE = re.compile(r"(CUDA_|TF_|NCCL_).*|XLA_FLAGS|KERAS_BACKEND")
+# Terraform's variables start with TF_ too and hold secrets; the other words are caution.
+_SECRET = re.compile(r"TF_(VAR|TOKEN|CLI|CLOUD|HTTP)_|TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY", re.IGNORECASE)
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def describe(nvml: Any = pynvml, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Host, GPUs, software and settings; JSON serialisable, None where unknown.
+
+    Args:
+        nvml: The `pynvml` module, or what stands for it in a test.
+        environ: The run's environment. Only variables of CUDA, TensorFlow, XLA, NCCL and Keras are kept.
+    """
+    found = probe(nvml, environ)
+    return {
+        "hostname": socket.gethostname(),
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "cpu": _cpu(),
+        "ram_gib": psutil.virtual_memory().total / GIB,
+        "container": _container(environ),
+        "python": platform.python_version(),
+        "packages": _packages(),
+        "driver": found.driver,
+        "cuda_driver_version": found.cuda,
+        "gpus_installed": found.installed,
+        "gpus_hidden_because": found.reason or None,
+        "gpus": _gpus(found.gpus, nvml),
+        "environment": {
+            name: value
+            for name, value in sorted(environ.items())
+            if _VARIABLE.fullmatch(name) and not _SECRET.search(name)
+        },
+    }
+
+
+def _os_name() -> str | None:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME")
+    except OSError:  # no os-release file
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    model = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")) or "", re.MULTILINE)
+    return {
+        "model": model[1] if model else None,  # Arm kernels do not name it
+        "physical_cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+    }
+
+
+def _container(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What says that this is a container, and the limits it works under."""
+    signs = {
+        "docker": Path("/.dockerenv").exists(),
+        "podman": Path("/run/.containerenv").exists(),
+        "kubernetes": "KUBERNETES_SERVICE_HOST" in environ,
+        "apptainer": "APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ,
+    }
+    shared_memory = Path("/dev/shm")
+    return {
+        "signs": [name for name, seen in signs.items() if seen],
+        "cgroup_cpu_max": _text(_CGROUP / "cpu.max"),  # "quota period" in microseconds, or "max period"
+        "cgroup_memory_max": _text(_CGROUP / "memory.max"),  # bytes, or "max"
+        "dev_shm_gib": psutil.disk_usage("/dev/shm").total / GIB if shared_memory.exists() else None,
+    }
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # not on this kernel, or not for this user
+        return None
+
+
+def _packages() -> dict[str, str | None]:
+    """Versions of what computes and measures; every installed nvidia-* package too."""
+    installed = {
+        re.sub(r"[-_.]+", "-", distribution.name).lower(): distribution.version
+        for distribution in importlib.metadata.distributions()
+        if distribution.name
+    }
+    nvidia = sorted(name for name in installed if name.startswith("nvidia-") and name not in _PACKAGES)
+    return {name: installed.get(name) for name in (*_PACKAGES, *nvidia)}
+
+
+def _gpus(gpus: tuple[Gpu, ...], nvml: Any) -> list[dict[str, Any]]:
+    with Nvml(nvml) as session:
+        return [{**dataclasses.asdict(gpu), **_settings(session, gpu)} for gpu in gpus]
+
+
+def _settings(nvml: Nvml, gpu: Gpu) -> dict[str, Any]:
+    """Settings and link of one card, each None where NVML has no answer."""
+    handle = handle_of(nvml, gpu)
+
+    def read(function: str) -> Any:
+        return None if handle is None else nvml.read(function, handle)
+
+    def is_on(function: str) -> bool | None:
+        state = read(function)
+        current = state[0] if isinstance(state, list) else state  # [current, after the next reset]
+        return None if current is None else bool(current)
+
+    return {
+        "power_limit_w": scaled(read("nvmlDeviceGetEnforcedPowerLimit"), 1000),
+        "power_limit_default_w": scaled(read("nvmlDeviceGetPowerManagementDefaultLimit"), 1000),
+        "pcie_generation": read("nvmlDeviceGetCurrPcieLinkGeneration"),
+        "pcie_generation_max": read("nvmlDeviceGetMaxPcieLinkGeneration"),
+        "pcie_width": read("nvmlDeviceGetCurrPcieLinkWidth"),
+        "pcie_width_max": read("nvmlDeviceGetMaxPcieLinkWidth"),
+        "persistence": is_on("nvmlDeviceGetPersistenceMode"),
+        "ecc": is_on("nvmlDeviceGetEccMode"),
+        "mig": is_on("nvmlDeviceGetMigMode"),
+        "numa_node": read("nvmlDeviceGetNumaNodeId"),
+    }

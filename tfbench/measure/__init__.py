@@ -1,0 +1,1 @@
+"""Measuring without TensorFlow: timed windows, telemetry, arithmetic on both, and plausibility gates."""

@@ -1,0 +1,377 @@
+"""One run = one row of runs.csv: the columns, a safe append, a typed read, and the row to scale against.
+
+`python -m tfbench.records` prints the table of columns.
+"""
+
+import csv
+import dataclasses
+import fcntl
+import io
+import logging
+import operator
+import os
+import pathlib
+import shlex
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+_LOG = logging.getLogger(__name__)
+
+
+class SchemaError(ValueError):
+    """A results file that does not hold rows of this schema; it was left as it is."""
+
+
+def _column(unit: str, meaning: str, default: Any = None) -> Any:
+    return dataclasses.field(default=default, metadata={"unit": unit, "help": meaning})
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class RunRecord:
+    """One row: what ran, what was measured and on what. None is an empty cell: not known, not measured.
+
+    Text cells do not distinguish "" from None. `python -m tfbench.records` explains every column.
+    """
+
+    run_id: str | None = _column("", "name of the run and of its folder")
+    run_key: str | None = _column("", "hash of the configuration: equal keys are repeats")
+    started_at: str | None = _column("", "start of the run, ISO 8601 in UTC, so that it sorts as text")
+    schema_version: int | None = _column("", "version of these columns", SCHEMA_VERSION)
+    tfbench_version: str | None = _column("", "version of tfbench")
+    tag: str | None = _column("", "the user's own label")
+    status: str | None = _column(
+        "",
+        "how the run ended: ok, oom, host_oom, hang, no_update, short_data, unsupported_gpu, failed "
+        "or interrupted",
+    )
+    note: str | None = _column("", "warnings and, where the run failed, why")
+
+    model: str | None = _column("", "what was trained")
+    num_params: int | None = _column("parameters", "parameters of the model")
+    data: str | None = _column("", "where the samples came from")
+    precision: str | None = _column("", "precision that really ran; fp32 and tf32 are two")
+    xla: bool | None = _column("", "whether the step was compiled by XLA")
+    strategy: str | None = _column("", "TensorFlow's distribution strategy")
+    scaling_mode: str | None = _column(
+        "", "weak: the per-replica batch is kept as replicas grow; strong: the global batch is"
+    )
+    num_workers: int | None = _column("processes", "processes that trained together")
+    num_gpus: int | None = _column("GPUs", "GPUs of all workers; 0 on the CPU")
+    num_replicas: int | None = _column("replicas", "copies of the model, all workers together")
+    per_replica_batch_size: int | None = _column("samples", "samples a replica sees in one micro-batch")
+    requested_per_replica_batch_size: int | None = _column(
+        "samples", "the per-replica batch that was asked for, where a search changed it"
+    )
+    global_batch_size: int | None = _column(
+        "samples", "samples of one optimizer update, all replicas together"
+    )
+    accumulate: int | None = _column("micro-batches", "micro-batches summed into one optimizer update")
+    seq_length: int | None = _column("tokens", "sequence length of a text model")
+    image_size: int | None = _column("pixels", "side of the images of an image model")
+    optimizer: str | None = _column("", "optimizer")
+    steps_per_loop: int | None = _column("steps", "steps inside one call of the compiled loop")
+    warmup_steps: int | None = _column("steps", "untimed first steps")
+    measured_steps: int | None = _column("steps", "timed steps that really ran, all windows together")
+    windows: int | None = _column("windows", "timed blocks of steps, synchronised at both edges")
+
+    samples_per_sec: float | None = _column(
+        "samples/s", "Σ samples ÷ Σ seconds over the windows, all replicas together"
+    )
+    samples_per_sec_low: float | None = _column("samples/s", "lower end of its 95 % interval")
+    samples_per_sec_high: float | None = _column("samples/s", "upper end of its 95 % interval")
+    samples_per_sec_per_gpu: float | None = _column("samples/s", "samples_per_sec ÷ GPUs")
+    step_time_ms_mean: float | None = _column("ms", "Σ seconds ÷ Σ steps")
+    step_time_ms_p50: float | None = _column("ms", "median over the windows' mean step times")
+    step_time_ms_p90: float | None = _column("ms", "90th percentile over the windows' mean step times")
+    step_time_ms_p99: float | None = _column("ms", "99th percentile over the windows' mean step times")
+    compile_time_s: float | None = _column("s", "tracing and compiling the step, where it can be told apart")
+    time_to_first_step_s: float | None = _column("s", "start of the build to the end of the first step")
+    cache_state: str | None = _column("", "whether compiled code was found in a cache")
+
+    flops_per_sample: int | None = _column(
+        "FLOP", "forward and backward of one sample, matmul and convolution only, 1 MAC = 2 FLOPs"
+    )
+    tflops_per_gpu: float | None = _column("TFLOP/s", "samples_per_sec_per_gpu times flops_per_sample")
+    mfu: float | None = _column("share", "tflops_per_gpu ÷ the card's dense peak at that precision")
+    mfu_achievable: float | None = _column("share", "tflops_per_gpu ÷ the matmul rate measured here")
+    weak_scaling_efficiency: float | None = _column(
+        "share", "(rate on N ÷ N) ÷ rate on one, at the same per-replica batch"
+    )
+    strong_scaling_efficiency: float | None = _column(
+        "share", "step time on one ÷ N ÷ step time on N, at the same global batch"
+    )
+    baseline_run_id: str | None = _column("", "the one-GPU row that the efficiency compares with")
+
+    gpu_util_mean: float | None = _column("%", "share of time a kernel ran, mean over GPUs and samples")
+    gpu_util_max: float | None = _column("%", "its highest sample")
+    tensor_active: float | None = _column("share", "activity of the tensor cores")
+    dram_active: float | None = _column("share", "activity of the GPU's memory")
+    power_w_mean: float | None = _column("W", "power of one GPU, mean over GPUs and samples")
+    energy_j_per_sample: float | None = _column("J", "energy of all GPUs inside the windows ÷ samples")
+    energy_source: str | None = _column("", "counter: the card's own; integrated_power: from power samples")
+    sm_clock_mhz_mean: float | None = _column("MHz", "clock of the multiprocessors")
+    temperature_c_max: float | None = _column("°C", "highest temperature of a GPU")
+    throttle_reasons: str | None = _column(
+        "", "why clocks were lowered inside the windows, joined by |; empty where never or not readable"
+    )
+    peak_memory_gib: float | None = _column("GiB", "highest use of one GPU by the allocator, after warm-up")
+    host_rss_gib: float | None = _column("GiB", "resident memory of the process")
+    input_wait_fraction: float | None = _column("share", "share of the windows spent waiting for input")
+
+    loss_first: float | None = _column("", "mean loss of the first window")
+    loss_last: float | None = _column("", "mean loss of the last window")
+    accuracy_first: float | None = _column("share", "predictions that were right in the first window")
+    accuracy_last: float | None = _column("share", "predictions that were right in the last window")
+    steps_skipped: int | None = _column("steps", "updates dropped because a gradient was not finite")
+    loss_scale_final: float | None = _column("", "loss scale after the last step")
+    weights_finite: bool | None = _column("", "whether every weight is finite after the run")
+    gates: str | None = _column("", "plausibility gates that the row trips, joined by |; empty where none")
+
+    gpu_name: str | None = _column("", "name of the GPU")
+    compute_capability: str | None = _column("", "compute capability of the GPU")
+    driver: str | None = _column("", "version of the NVIDIA driver")
+    cuda: str | None = _column("", "version of CUDA")
+    cudnn: str | None = _column("", "version of cuDNN")
+    nccl: str | None = _column("", "version of NCCL")
+    tensorflow: str | None = _column("", "version of TensorFlow")
+    keras: str | None = _column("", "version of Keras")
+    python: str | None = _column("", "version of Python")
+    host: str | None = _column("", "name of the machine")
+    flags: str | None = _column("", "every flag as --name=value, quoted as a shell would need it")
+
+
+def _kinds() -> dict[str, type]:
+    """The type of each column's values, without None."""
+    hints = typing.get_type_hints(RunRecord)
+    return {
+        field.name: next(kind for kind in typing.get_args(hints[field.name]) if kind is not types.NoneType)
+        for field in dataclasses.fields(RunRecord)
+    }
+
+
+_KINDS = _kinds()
+COLUMNS: tuple[str, ...] = tuple(_KINDS)
+_HEADER = ",".join(COLUMNS).encode() + b"\n"
+
+
+def append(path: str | os.PathLike[str], record: RunRecord) -> None:
+    """Adds one row, whole and on disk when this returns; several processes may append to one file.
+
+    A missing or empty file gets the folder and the header first. A last line that a killed process left
+    unfinished is cut off with a warning.
+
+    Args:
+        path: results file.
+        record: the row; line breaks in its texts become spaces, so that a row is always one line.
+
+    Raises:
+        SchemaError: the file holds another schema; it is left as it is.
+        TypeError: a value that its column cannot hold, such as a fraction for a count.
+        OSError: the file cannot be written.
+    """
+    line = _to_line(record)
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        file.seek(0)
+        lines, torn = _split_torn(path, file.read())
+        if torn:
+            _LOG.warning(
+                "%s: cut off its unfinished last line, left by a writer that was stopped: %r", path, torn
+            )
+            file.truncate(len(lines))
+        file.write((b"" if lines else _HEADER) + line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: str | os.PathLike[str]) -> list[RunRecord]:
+    """Rows of a results file with typed values; an unfinished last line is reported and dropped.
+
+    Raises:
+        SchemaError: the file holds another schema, or a row that does not fit it.
+        FileNotFoundError: there is no such file.
+    """
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # a row that is being written is not a torn one
+        lines, torn = _split_torn(path, file.read())
+    if torn:
+        _LOG.warning(
+            "%s: ignored its unfinished last line, left by a writer that was stopped: %r", path, torn
+        )
+    rows = csv.reader(io.StringIO(lines.decode(), newline=""))
+    next(rows, None)  # the header, already checked
+    return [_from_cells(path, rows.line_num, cells) for cells in rows]
+
+
+def _split_torn(path: str | os.PathLike[str], content: bytes) -> tuple[bytes, bytes]:
+    """Whole lines of a results file, and what follows its last line break.
+
+    Raises:
+        SchemaError: the file holds another schema.
+    """
+    end = content.rfind(b"\n") + 1
+    lines, torn = content[:end], content[end:]
+    if lines or not _HEADER.startswith(torn):  # an unfinished header is ours, any other single line is not
+        _check_schema(path, lines or torn)
+    return lines, torn
+
+
+def _check_schema(path: str | os.PathLike[str], content: bytes) -> None:
+    """Compares the header and the version in the first row with this schema.
+
+    Raises:
+        SchemaError: they differ.
+    """
+    header, *first_row = content.decode(errors="replace").splitlines()[:2]
+    columns = header.split(",")
+    cells = next(csv.reader(first_row), [])
+    version = dict(zip(columns, cells, strict=False)).get("schema_version", "")
+    if tuple(columns) == COLUMNS and version in ("", str(SCHEMA_VERSION)):
+        return
+    missing = [name for name in COLUMNS if name not in columns]
+    unknown = [name for name in columns if name not in COLUMNS]
+    raise SchemaError(
+        f"{path} has schema version {version or 'unknown'} with {len(columns)} columns; this tfbench writes "
+        f"version {SCHEMA_VERSION} with {len(COLUMNS)} (missing in the file: {_some(missing)}; not known "
+        f"here: {_some(unknown)}). The file was not changed: choose another --results_dir, or move "
+        "or migrate the file"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names of a list that may be long."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return (", ".join(name[:40] for name in names[:5]) + more) or "none"
+
+
+def _to_line(record: RunRecord) -> bytes:
+    """The row as one CSV line, UTF-8."""
+    text = io.StringIO()
+    cells = [_to_cell(kind, getattr(record, name)) for name, kind in _KINDS.items()]
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def _to_cell(kind: type, value: Any) -> str:
+    """One value as text, without loss for numbers; None is empty."""
+    if value is None:
+        return ""
+    if kind is float:
+        return repr(float(value))  # float() also turns NumPy's scalars into plain ones
+    if kind is bool:
+        return str(bool(value))
+    if kind is int:
+        return str(operator.index(value))  # unlike int(), does not cut a fraction off silently
+    # A file name of a message may hold bytes that are no UTF-8; they must not cost the row.
+    one_line = " ".join(value.encode(errors="backslashreplace").decode().splitlines())
+    return one_line[: csv.field_size_limit()]  # readers refuse longer cells
+
+
+def _from_cells(path: str | os.PathLike[str], line: int, cells: Sequence[str]) -> RunRecord:
+    """The row of one line of the file.
+
+    Raises:
+        SchemaError: a cell too many or too few, or one that is no value of its column.
+    """
+    if len(cells) != len(COLUMNS):
+        raise SchemaError(f"{path}, line {line}: {len(cells)} cells for {len(COLUMNS)} columns")
+    values = {}
+    for (name, kind), cell in zip(_KINDS.items(), cells, strict=True):
+        try:
+            values[name] = _from_cell(kind, cell)
+        except ValueError as error:
+            raise SchemaError(f"{path}, line {line}: {name}={cell!r} is no {kind.__name__}") from error
+    return RunRecord(**values)
+
+
+def _from_cell(kind: type, cell: str) -> Any:
+    """The value of a cell.
+
+    Raises:
+        ValueError: it is none of this kind.
+    """
+    if not cell:
+        return None
+    if kind is bool:
+        return ("False", "True").index(cell) == 1
+    return kind(cell)
+
+
+# What a one-GPU row must share with a row of N GPUs, besides the batch and the flags, to be its baseline.
+_ALIKE = (
+    "model", "data", "precision", "xla", "scaling_mode", "accumulate", "seq_length", "image_size",
+    "optimizer", "steps_per_loop", "gpu_name", "driver", "tensorflow", "keras", "host",
+)  # fmt: skip
+
+# Flags that may differ: those that do not change a step's time, and the batch, which has its own columns.
+_FREE_FLAGS = frozenset(
+    {"gpus", "seed", "steps", "windows", "warmup_steps", "tag", "results_dir", "tensorboard", "profile_steps",
+     "per_replica_batch_size", "requested_per_replica_batch_size", "learning_rate", "lr_schedule",
+     "lr_warmup_steps", "lr_total_steps", "weight_decay", "initial_loss_scale"}
+)  # fmt: skip
+
+
+def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | None:
+    """The newest good one-GPU row that `record` may be compared with, for its scaling efficiency.
+
+    All that changes the time of a step must be alike but the number of replicas. The batch is compared per
+    replica, or globally where `record` scales strongly.
+
+    Returns:
+        The row; None where there is none, and for a record of one GPU or of the CPU, which scales nothing.
+    """
+    if not record.num_gpus or record.num_gpus < 2:
+        return None
+    wanted = _baseline_key(record)
+    candidates = [
+        row
+        for row in rows
+        if row.status == "ok" and row.num_gpus == 1 and row.samples_per_sec and _baseline_key(row) == wanted
+    ]
+    return max(candidates, key=lambda row: row.started_at or "", default=None)
+
+
+def baseline_command(record: RunRecord) -> str:
+    """The command line that makes the one-GPU row which `find_baseline` looks for.
+
+    Raises:
+        ValueError: the record has no flags.
+    """
+    if record.flags is None:
+        raise ValueError(f"run {record.run_id} has no flags to repeat")
+    batch = record.per_replica_batch_size
+    if record.scaling_mode == "strong" and record.global_batch_size and record.accumulate:
+        batch = record.global_batch_size // record.accumulate
+    changed = {"requested_per_replica_batch_size", "gpus"} | ({"per_replica_batch_size"} if batch else set())
+    kept = [flag for flag in shlex.split(record.flags) if _flag_name(flag) not in changed]
+    batch_flag = [f"--per_replica_batch_size={batch}"] if batch else []
+    return shlex.join(["python", "-m", "tfbench.train", *kept, *batch_flag, "--gpus=1"])
+
+
+def _baseline_key(row: RunRecord) -> tuple[object, ...]:
+    """What must be equal between a row and its baseline."""
+    batch = row.global_batch_size if row.scaling_mode == "strong" else row.per_replica_batch_size
+    flags = sorted(flag for flag in shlex.split(row.flags or "") if _flag_name(flag) not in _FREE_FLAGS)
+    return (batch, flags, *(getattr(row, name) for name in _ALIKE))
+
+
+def _flag_name(flag: str) -> str:
+    return flag.lstrip("-").partition("=")[0]
+
+
+def markdown_columns() -> str:
+    """The columns as a Markdown table: name, unit, meaning."""
+    lines = ["| column | unit | meaning |", "|---|---|---|"]
+    for field in dataclasses.fields(RunRecord):
+        meaning = field.metadata["help"].replace("|", "\\|")
+        lines.append(f"| `{field.name}` | {field.metadata['unit']} | {meaning} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown_columns())
