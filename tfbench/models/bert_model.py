@@ -1,0 +1,113 @@
+"""The Keras model of `tfbench.models.bert`; imported when a BERT is built."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfbench.models.bert import BertShape
+from tfbench.models.layers import Linear, dropout, embedding_lookup
+
+LAYER_NORM_EPSILON = 1e-12  # the published models'
+# Added to the score of a padded place, in float32: far below any score, and finite, so that a row
+# without a single token gives a uniform softmax and not NaN.
+MASKED_SCORE = -1e9
+
+
+class Bert(keras.Model):
+    """Batch dict (see ModelSpec; `token_type_ids` [B, S] optional, else 0) → float32 logits [B, K, vocab].
+
+    The head runs at the masked places only; its output matrix is the word embedding.
+    """
+
+    def __init__(self, shape: BertShape, dropout_rate: float = 0.1):
+        super().__init__()
+        self.rate = dropout_rate
+        hidden = shape.hidden
+        self.word_embedding = _table(self, "word_embedding", shape.vocab_size, hidden)
+        self.position_embedding = _table(self, "position_embedding", shape.max_positions, hidden)
+        self.type_embedding = _table(self, "type_embedding", 2, hidden)
+        self.embedding_norm = _layer_norm(hidden)
+        self.blocks = [EncoderBlock(shape, dropout_rate, 1 + 3 * i) for i in range(shape.layers)]
+        self.transform = Linear(hidden, hidden)
+        self.transform_norm = _layer_norm(hidden)
+        self.output_bias = self.add_weight(name="output_bias", shape=(shape.vocab_size,), initializer="zeros")
+        self.built = True
+
+    def call(self, batch: dict[str, Any], training: bool = False, seed: Any = None) -> Any:
+        """See the class. `seed` int32 [2] decides the dropout masks; unused with rate 0 or not training."""
+        rate = self.rate if training else 0.0
+        x = dropout(self._embed(batch), rate, seed, place=0)
+        score_bias = MASKED_SCORE * (1 - tf.cast(batch["attention_mask"], tf.float32))[:, None, None, :]
+        for block in self.blocks:
+            x = block(x, score_bias=score_bias, training=training, seed=seed)
+        return self._predict(tf.gather(x, batch["masked_positions"], batch_dims=1))
+
+    def _embed(self, batch: dict[str, Any]) -> Any:
+        """Sum of the three embeddings, normalised: [B, S, hidden]."""
+        ids = batch["input_ids"]
+        # From the float32 table: its gradient is summed over tokens, which half precision does badly.
+        words = embedding_lookup(tf.convert_to_tensor(self.word_embedding.value), ids)
+        types = tf.convert_to_tensor(self.type_embedding)
+        kind = tf.gather(types, batch["token_type_ids"]) if "token_type_ids" in batch else types[0]
+        positions = tf.convert_to_tensor(self.position_embedding)[: ids.shape[1]]
+        return self.embedding_norm(tf.cast(words, self.compute_dtype) + positions + kind)
+
+    def _predict(self, x: Any) -> Any:
+        """[B, K, hidden] → float32 logits [B, K, vocab]."""
+        x = self.transform_norm(tf.nn.gelu(self.transform(x)))
+        table = tf.convert_to_tensor(self.word_embedding)
+        flat = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), table, transpose_b=True)
+        logits_dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
+        logits = tf.cast(flat, logits_dtype) + tf.cast(self.output_bias.value, logits_dtype)
+        return tf.reshape(logits, [*x.shape[:-1], table.shape[0]])
+
+
+class EncoderBlock(keras.layers.Layer):
+    """Self-attention and the two-layer perceptron, each with dropout, residual and layer norm behind it."""
+
+    def __init__(self, shape: BertShape, dropout_rate: float, first_place: int):
+        super().__init__()
+        self.heads, self.rate, self.first_place = shape.heads, dropout_rate, first_place
+        hidden = shape.hidden
+        self.query_key_value = Linear(hidden, 3 * hidden)  # one product instead of three
+        self.attention_output = Linear(hidden, hidden)
+        self.attention_norm = _layer_norm(hidden)
+        self.intermediate = Linear(hidden, shape.intermediate)
+        self.output_projection = Linear(shape.intermediate, hidden)
+        self.output_norm = _layer_norm(hidden)
+        self.built = True
+
+    def call(self, x: Any, score_bias: Any, training: bool = False, seed: Any = None) -> Any:
+        """[B, S, hidden] → [B, S, hidden]; `score_bias` is float32 [B, 1, 1, S]."""
+        rate = self.rate if training else 0.0
+        attended = self.attention_output(self._attend(x, score_bias, rate, seed))
+        x = self.attention_norm(x + dropout(attended, rate, seed, self.first_place + 1))
+        inner = self.output_projection(tf.nn.gelu(self.intermediate(x)))
+        return self.output_norm(x + dropout(inner, rate, seed, self.first_place + 2))
+
+    def _attend(self, x: Any, score_bias: Any, rate: float, seed: Any) -> Any:
+        """Scaled dot-product attention over the heads; the softmax is float32 under every policy."""
+        length, hidden = x.shape[1:]
+        size = hidden // self.heads
+        qkv = tf.reshape(self.query_key_value(x), [-1, length, 3, self.heads, size])
+        query, key, value = tf.unstack(qkv, axis=2)
+        scores = tf.einsum("bqhd,bkhd->bhqk", query * size**-0.5, key)
+        softmax_dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
+        weights = tf.nn.softmax(tf.cast(scores, softmax_dtype) + tf.cast(score_bias, softmax_dtype))
+        weights = dropout(tf.cast(weights, x.dtype), rate, seed, self.first_place)
+        return tf.reshape(tf.einsum("bhqk,bkhd->bqhd", weights, value), [-1, length, hidden])
+
+
+def _table(model: keras.Model, name: str, rows: int, columns: int) -> Any:
+    """An embedding matrix."""
+    return model.add_weight(
+        name=name, shape=(rows, columns), initializer=keras.initializers.TruncatedNormal(stddev=0.02)
+    )
+
+
+def _layer_norm(hidden: int) -> keras.layers.LayerNormalization:
+    """A layer norm whose weights exist at once."""
+    layer = keras.layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON)
+    layer.build((None, None, hidden))
+    return layer
