@@ -1,0 +1,84 @@
+"""Batches of the replicas of a strategy, on logical CPU devices."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from data_helpers import IMAGE_MODEL, config_of, make
+
+from tfbench.data import open_input, synthetic_batch
+
+# Before anything runs on a device: later it cannot be changed.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+)
+
+
+def strategy_of(num_replicas: int) -> tf.distribute.Strategy:
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(num_replicas)])
+
+
+def batches_of(strategy: tf.distribute.Strategy, batch: dict[str, Any]) -> list[dict[str, Any]]:
+    """The batch of each replica."""
+    parts = {name: strategy.experimental_local_results(value) for name, value in batch.items()}
+    return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+
+
+def test_synthetic_is_resident_and_different_on_every_replica() -> None:
+    strategy = strategy_of(2)
+    config = config_of("synthetic", cpu_replicas=2, per_replica_batch_size=4, seed=10)
+    source = open_input(config, IMAGE_MODEL, strategy)
+    assert source.resident
+    batches = batches_of(strategy, source.next())
+    for replica, batch in enumerate(batches):
+        assert batch["image"].device.endswith(f"CPU:{replica}")
+        np.testing.assert_array_equal(
+            batch["image"], synthetic_batch(config, IMAGE_MODEL, seed=10 + replica)["image"]
+        )
+    assert (batches[0]["image"].numpy() != batches[1]["image"].numpy()).any()
+    assert batches_of(strategy, source.next())[1]["image"] is batches[1]["image"]
+
+
+def test_synthetic_on_one_device() -> None:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:1")
+    batch = open_input(config_of("synthetic"), IMAGE_MODEL, strategy).next()
+    assert batch["label"].device.endswith("CPU:1")
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_global_batch_is_the_replicas_batches_in_turn(num_replicas: int) -> None:
+    strategy = strategy_of(num_replicas)
+    config = config_of("digits", cpu_replicas=num_replicas, per_replica_batch_size=8 // num_replicas)
+    source = open_input(config, IMAGE_MODEL, strategy)
+    assert not source.resident
+    whole = make(config_of("digits", per_replica_batch_size=8))
+    for expected in whole.take(3).as_numpy_iterator():
+        batches = batches_of(strategy, source.next())
+        for name, value in expected.items():
+            np.testing.assert_array_equal(np.concatenate([batch[name] for batch in batches]), value)
+
+
+@pytest.mark.parametrize("data", ["synthetic", "digits"])
+def test_next_inside_a_compiled_loop(data: str) -> None:
+    strategy = strategy_of(2)
+    config = config_of(data, cpu_replicas=2, per_replica_batch_size=4)
+    source = open_input(config, IMAGE_MODEL, strategy)
+
+    def label_sum(batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.reduce_sum(batch["label"])
+
+    @tf.function
+    def loop() -> tf.Tensor:
+        total = tf.constant(0)
+        for _ in tf.range(3):
+            per_replica = strategy.run(label_sum, args=(source.next(),))
+            total += strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
+        return total
+
+    other = open_input(config, IMAGE_MODEL, strategy)
+    expected = [
+        sum(int(label_sum(part)) for _ in range(3) for part in batches_of(strategy, other.next()))
+        for _ in range(2)
+    ]
+    assert [int(loop()), int(loop())] == expected

@@ -1,0 +1,35 @@
+"""The training data, by name. Known without TensorFlow: a spec's functions import it when called."""
+
+from tfbench.config import ConfigError
+from tfbench.data.digits import DIGITS
+from tfbench.data.pydoc import PYDOC
+from tfbench.data.source import Input, open_input
+from tfbench.data.spec import DatasetSpec, Shard
+from tfbench.data.synthetic import SYNTHETIC, synthetic_batch
+from tfbench.data.tfds import TFDS
+from tfbench.data.tfrecord import TFRECORD
+
+DATASETS: dict[str, DatasetSpec] = {spec.name: spec for spec in (SYNTHETIC, DIGITS, PYDOC, TFDS, TFRECORD)}
+
+__all__ = ["DATASETS", "DatasetSpec", "Input", "Shard", "open_input", "parse", "synthetic_batch"]
+
+
+def parse(data: str) -> tuple[DatasetSpec, str | None]:
+    """Splits a value of --data, NAME or NAME:ARGUMENT.
+
+    Returns:
+        The data set, and its argument where it takes one.
+
+    Raises:
+        ConfigError: an unknown name, or an argument that is missing or not wanted.
+    """
+    name, colon, argument = data.partition(":")
+    if name not in DATASETS:
+        usages = (f"{spec.name}:ARGUMENT" if spec.takes_argument else spec.name for spec in DATASETS.values())
+        raise ConfigError("data", data, f"one of {', '.join(usages)}")
+    spec = DATASETS[name]
+    if spec.takes_argument and not argument:
+        raise ConfigError("data", data, f"{name} needs an argument, {name}:ARGUMENT: {spec.help}")
+    if colon and not spec.takes_argument:
+        raise ConfigError("data", data, f"{name} takes no argument: --data={name}")
+    return spec, argument or None

@@ -1,0 +1,63 @@
+"""From a data set to the batches of every replica."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfbench.config import BenchmarkConfig
+from tfbench.data.spec import Shard
+from tfbench.models.spec import Batch, ModelSpec
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """Where the step takes its batches from."""
+
+    next: Callable[[], Any]  # → batch of each replica, for strategy.run; also inside a tf.function
+    resident: bool  # the same batch every time, on the device before the first step
+
+
+def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribute.Strategy") -> Input:
+    """Opens --data for the replicas of a strategy.
+
+    Real data is read by one pipeline per process, whose replicas draw their batches in turn: the global
+    batch is the concatenation of the replicas' batches, whatever their number.
+
+    Args:
+        config: the run; `config.data` has passed its data set's `check`.
+        spec: the model that reads the batches.
+        strategy: decides the replicas and their devices.
+    """
+    from tfbench.data import parse  # at call time: the registry imports this module
+
+    dataset_spec, _ = parse(config.data)
+    if dataset_spec.name == "synthetic":
+        batch = _resident_batch(config, spec, strategy)
+        return Input(next=lambda: batch, resident=True)
+
+    def dataset_fn(context: "tf.distribute.InputContext") -> "tf.data.Dataset":
+        shard = Shard(context.input_pipeline_id, context.num_input_pipelines)
+        return dataset_spec.make(config, spec, shard)
+
+    iterator = iter(strategy.distribute_datasets_from_function(dataset_fn))
+    return Input(next=lambda: next(iterator), resident=False)
+
+
+def _resident_batch(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribute.Strategy") -> Batch:
+    """One random batch per replica, different ones, each on its replica's device."""
+    import tensorflow as tf
+
+    from tfbench.data.synthetic import synthetic_batch
+
+    devices = strategy.extended.worker_devices  # of this process only, while replica ids count all processes
+
+    def value_fn(context: "tf.distribute.experimental.ValueContext") -> Batch:
+        replica = context.replica_id_in_sync_group
+        with tf.device(devices[replica % len(devices)]):
+            return synthetic_batch(config, spec, seed=config.seed + replica)
+
+    batch: Batch = strategy.experimental_distribute_values_from_function(value_fn)
+    return batch
