@@ -1,0 +1,232 @@
+"""The compiled train step of a replica, and the loop that runs many of them without the host.
+
+Outside: `strategy.run`. Inside, on each replica: one compiled program for forward and backward pass, the
+all-reduce, and one compiled program for the finite check and the update. Compiling around `strategy.run`
+instead fails with two replicas ("access resource … located in device").
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfbench.config import BenchmarkConfig
+from tfbench.models.spec import Batch, ModelSpec
+from tfbench.optimizers import OPTIMIZERS, Hyperparameters, learning_rate_at
+from tfbench.precision import PRECISIONS
+
+LOSS_SCALE_GROWTH_STEPS = 2000  # finite steps before the scale doubles: Keras' and NVIDIA's usual value
+
+
+class Totals(NamedTuple):
+    """Sums over the steps of a loop, float32 scalars; summed over replicas they are the global batch's."""
+
+    loss_sum: Any  # of the steps' mean losses
+    loss_last: Any  # mean loss of the last step
+    correct: Any  # right predictions
+    predictions: Any  # predictions made
+
+
+class TrainStep:
+    """State and program of one optimizer update. Construct it, like the model, in the strategy's scope.
+
+    The loss is the per-example sum ÷ the global batch, so that summing gradients over replicas gives the
+    same update on any number of them.
+    """
+
+    def __init__(self, model: keras.Model, spec: ModelSpec, config: BenchmarkConfig):
+        self.model, self.spec, self.config = model, spec, config
+        self.optimizer = OPTIMIZERS[config.optimizer]
+        self.scales_loss = PRECISIONS[config.precision].scales_loss
+        self.slots = [
+            [_state(tf.zeros(variable.shape, variable.dtype)) for _ in range(self.optimizer.num_slots)]
+            for variable in model.trainable_variables
+        ]
+        self.iterations = _count()  # updates made
+        self.skipped = _count()  # updates dropped because a gradient was not finite
+        self.loss_scale = _state(config.initial_loss_scale if self.scales_loss else 1.0)
+        self.finite_streak = _count()  # finite steps since the scale last changed
+        self._compiled: dict[tuple[str, int], Callable[..., Any]] = {}
+
+    def __call__(self, batch: Batch, totals: Totals) -> Totals:
+        """Make one update from this replica's samples; call it through `strategy.run`.
+
+        Args:
+            batch: samples_per_replica_per_step samples; see ModelSpec.
+            totals: of the steps before.
+
+        Returns:
+            totals with this step added.
+        """
+        replica = tf.distribute.get_replica_context()
+        scale = tf.identity(self.loss_scale)
+        totals, gradients = self._program("gradients", self.gradients)(batch, scale, totals)
+        if replica.num_replicas_in_sync > 1:
+            gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        self._program("update", self.update)(gradients, scale)
+        return totals
+
+    @property
+    def num_params(self) -> int:
+        """Trainable parameters."""
+        return sum(variable.shape.num_elements() for variable in self.model.trainable_variables)
+
+    def fingerprint(self) -> np.ndarray:
+        """Sum of absolute values of each trainable variable, float64 [variables].
+
+        It moves with any update, and is not finite where a weight is not.
+        """
+        sums = tf.function(
+            lambda: [tf.reduce_sum(tf.abs(v.value)) for v in self.model.trainable_variables], autograph=False
+        )()
+        return np.array([float(value) for value in sums])
+
+    def gradients(self, batch: Batch, scale: Any, totals: Totals) -> tuple[Totals, list[Any]]:
+        """Forward and backward pass of every micro-batch; gradients carry the loss scale.
+
+        They are summed in float32 here and travel in the compute dtype, half the bytes under mixed
+        precision.
+        """
+        micro_batches = _split(batch, self.config.accumulate)
+        summed: list[Any] = []
+        totals = totals._replace(loss_last=tf.zeros_like(totals.loss_last))
+        for index, micro_batch in enumerate(micro_batches):
+            totals, gradients = self._forward_backward(micro_batch, scale, self._seed(index), totals)
+            summed = [a + b for a, b in zip(summed, gradients, strict=True)] if summed else gradients
+        return totals, [tf.cast(gradient, self.model.compute_dtype) for gradient in summed]
+
+    def _forward_backward(self, batch: Batch, scale: Any, seed: Any, totals: Totals) -> Any:
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            each = self.spec.loss(self.model, batch, training=True, seed=seed)
+            loss = tf.reduce_sum(each.loss) / self.config.global_batch_size
+            scaled = loss * tf.cast(scale, loss.dtype)
+        gradients = tape.gradient(scaled, [variable.value for variable in variables])
+        unused = [v.path for v, gradient in zip(variables, gradients, strict=True) if gradient is None]
+        assert not unused, f"the loss does not depend on {unused}"
+        loss = tf.cast(loss, tf.float32)
+        totals = Totals(
+            totals.loss_sum + loss,
+            totals.loss_last + loss,
+            totals.correct + tf.reduce_sum(each.correct),
+            totals.predictions + tf.reduce_sum(each.predictions),
+        )
+        return totals, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    def update(self, gradients: list[Any], scale: Any) -> None:
+        """Apply summed gradients, or skip them all when one is not finite anywhere.
+
+        Runs after the all-reduce on the same sums everywhere, so every replica decides alike: a
+        not-finite gradient of any one replica is not finite in the sum.
+        """
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+        hyper = self._hyperparameters()
+        for variable, slots, gradient in zip(
+            self.model.trainable_variables, self.slots, gradients, strict=True
+        ):
+            decay = hyper.weight_decay if variable.shape.rank > 1 else 0.0  # not on norms and biases
+            self._update_variable(variable, slots, gradient, finite, scale, hyper, decay)
+        self.iterations.assign_add(tf.cast(finite, tf.int64))
+        self.skipped.assign_add(tf.cast(~finite, tf.int64))
+        if self.scales_loss:
+            self._adapt_loss_scale(finite, scale)
+
+    def _update_variable(
+        self, variable: Any, slots: Any, gradient: Any, finite: Any, scale: Any, hyper: Any, decay: float
+    ) -> None:
+        old = variable.value
+        gradient = tf.cast(gradient, old.dtype) / tf.cast(scale, old.dtype)
+        own = Hyperparameters(tf.cast(hyper.step, old.dtype), tf.cast(hyper.learning_rate, old.dtype), decay)
+        old_slots = tuple(tf.convert_to_tensor(slot) for slot in slots)
+        new, new_slots = self.optimizer.update(tf.convert_to_tensor(old), gradient, old_slots, own)
+        old.assign(tf.where(finite, new, old))
+        for slot, old_slot, new_slot in zip(slots, old_slots, new_slots, strict=True):
+            slot.assign(tf.where(finite, new_slot, old_slot))
+
+    def _hyperparameters(self) -> Hyperparameters:
+        config = self.config
+        rate = learning_rate_at(
+            self.iterations,
+            config.learning_rate,
+            config.lr_schedule,
+            config.lr_warmup_steps,
+            config.lr_total_steps or config.total_steps,
+        )
+        return Hyperparameters(tf.cast(self.iterations + 1, tf.float32), rate, config.weight_decay)
+
+    def _adapt_loss_scale(self, finite: Any, scale: Any) -> None:
+        """Halve after a skipped step, double after LOSS_SCALE_GROWTH_STEPS finite ones."""
+        zero = tf.zeros((), tf.int64)
+        streak = tf.where(finite, self.finite_streak + 1, zero)
+        grow = streak >= LOSS_SCALE_GROWTH_STEPS
+        kept = tf.where(grow, scale * 2, scale)
+        self.loss_scale.assign(tf.where(finite, kept, tf.maximum(scale / 2, 1.0)))
+        self.finite_streak.assign(tf.where(grow, zero, streak))
+
+    def _seed(self, micro_batch: int) -> Any:
+        """Seed of this replica's dropout in this step, int32 [2]: no two masks of a run are alike."""
+        fold_in = tf.random.experimental.stateless_fold_in
+        seed = fold_in(tf.constant([self.config.seed, 0]), self.iterations + self.skipped)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return fold_in(fold_in(seed, replica), micro_batch)
+
+    def _program(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` compiled for the replica that asks: each has its own variables in its program.
+
+        Kept, so that a second loop over the same step compiles nothing again.
+        """
+        replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
+        key = (name, int(tf.get_static_value(replica_id)))
+        if key not in self._compiled:
+            self._compiled[key] = tf.function(function, jit_compile=self.config.xla, autograph=False)
+        return self._compiled[key]
+
+
+class HostLoop:
+    """Runs steps inside one `tf.function`, with no host read between them.
+
+    Args:
+        step: built in `strategy`'s scope.
+        next_batch: gives the next per-replica batch, inside the compiled loop.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, step: TrainStep, next_batch: Callable[[], Any]):
+        self.strategy, self.step, self.next_batch = strategy, step, next_batch
+        self._loop = tf.function(self._run)
+
+    def __call__(self, num_steps: int) -> Totals:
+        """Start `num_steps` updates; returns their totals over all replicas, not yet read from the device."""
+        return self._loop(tf.constant(num_steps))
+
+    @property
+    def num_traces(self) -> int:
+        """How often the loop was traced; more than once means that a step was not the one compiled."""
+        return self._loop.experimental_get_tracing_count()
+
+    def _run(self, num_steps: Any) -> Totals:
+        totals = self.strategy.run(lambda: Totals(*[tf.constant(0.0)] * len(Totals._fields)))
+        for _ in tf.range(num_steps):
+            totals = self.strategy.run(self.step, args=(self.next_batch(), totals))
+        return Totals(
+            *[self.strategy.reduce(tf.distribute.ReduceOp.SUM, total, axis=None) for total in totals]
+        )
+
+
+def _state(initial: Any) -> tf.Variable:
+    """A variable of the step; each replica updates its own copy, all in the same way."""
+    return tf.Variable(initial, trainable=False)
+
+
+def _count() -> tf.Variable:
+    """A counter from 0; int64, because TensorFlow keeps int32 variables of a GPU on the host."""
+    return _state(tf.zeros((), tf.int64))
+
+
+def _split(batch: Batch, count: int) -> list[Batch]:
+    """The batch as `count` equal micro-batches."""
+    if count == 1:
+        return [batch]
+    parts = {name: tf.split(value, count) for name, value in batch.items()}
+    return [{name: values[index] for name, values in parts.items()} for index in range(count)]
