@@ -1,0 +1,172 @@
+"""From the choices a user made to a complete, checked run on this machine. TensorFlow-free.
+
+Defaults depend on the model and on the device: a GPU measures for real, a CPU shrinks the run so that it
+ends in about two minutes.
+"""
+
+from typing import Any
+
+from tfbench.config import BenchmarkConfig, ConfigError
+from tfbench.data import parse
+from tfbench.hardware.gpus import Machine
+from tfbench.models import MODELS, ModelSpec
+from tfbench.models.spec import Defaults
+from tfbench.precision import PRECISIONS, fastest_precision
+
+MEMORY_SHARE = 0.8  # of a GPU's memory that a default batch may take; the rest is weights and workspaces
+LR_WARMUP_SHARE = 0.1  # of all updates of a run
+
+
+def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig, list[str]]:
+    """Fill in what was not chosen, and check everything that can be checked without TensorFlow.
+
+    Args:
+        choices: BenchmarkConfig's fields by name, None where the user made no choice; `gpus` may be "auto".
+        machine: the devices that are there.
+
+    Returns:
+        The configuration, and sentences for the user about what was decided and what looks wrong.
+
+    Raises:
+        ConfigError: a choice that this machine, the model or the data rules out.
+    """
+    chosen = {name: value for name, value in choices.items() if value is not None}
+    spec = MODELS[chosen["model"]]
+    gpus, sentences = _gpus(chosen.pop("gpus", "auto"), machine)
+    compute_capability = _least_capability(machine, gpus)
+    chosen.setdefault("precision", fastest_precision(compute_capability if gpus else None))
+    _refuse_precision(chosen["precision"], gpus, compute_capability)
+    sizes = _sizes(spec, spec.on_gpu if gpus else spec.on_cpu, chosen, machine.gpus[:gpus])
+    if not gpus:
+        sentences.append(_shrunk(spec, sizes, chosen))
+    config = BenchmarkConfig(**_other_defaults(spec, sizes, bool(gpus)) | sizes | chosen | {"gpus": gpus})
+    _refuse_sizes(config, spec)
+    parse(config.data)[0].check(config, spec)
+    return config, [*filter(None, sentences), *_doubts(config, compute_capability)]
+
+
+def _gpus(asked: str | int, machine: Machine) -> tuple[int, list[str]]:
+    """How many GPUs to use, and what to say about it.
+
+    Raises:
+        ConfigError: more than there are, or not a number.
+    """
+    present = len(machine.gpus)
+    if asked == "auto":
+        return present, [] if present else [f"No GPU is used: {machine.reason_without_gpu}."]
+    try:
+        gpus = int(asked)
+    except ValueError:
+        raise ConfigError("gpus", asked, "a whole number, or auto for all that are visible") from None
+    if gpus > present:
+        why = f"{present} are visible" if present else f"none is visible: {machine.reason_without_gpu}"
+        raise ConfigError("gpus", gpus, f"{why}. --gpus=auto takes what is there, --gpus=0 the CPU")
+    mig = [gpu for gpu in machine.gpus[:gpus] if gpu.is_mig]
+    if mig and gpus > 1:
+        raise ConfigError("gpus", gpus, "CUDA opens one MIG slice in a process: use --gpus=1")
+    return gpus, []
+
+
+def _least_capability(machine: Machine, gpus: int) -> tuple[int, int] | None:
+    """Of the GPUs that are used; None without one or where the driver does not say."""
+    known = [gpu.compute_capability for gpu in machine.gpus[:gpus] if gpu.compute_capability]
+    return min(known, default=None)
+
+
+def _refuse_precision(precision: str, gpus: int, compute_capability: tuple[int, int] | None) -> None:
+    """TF32 is a switch: a device without the units would silently compute in fp32.
+
+    Raises:
+        ConfigError: tf32 without them.
+    """
+    if precision != "tf32":
+        return
+    if not gpus:
+        raise ConfigError("precision", precision, "a GPU only has TF32; the CPU computes fp32")
+    if compute_capability is not None and compute_capability < (8, 0):
+        version = ".".join(map(str, compute_capability))
+        raise ConfigError(
+            "precision", precision, f"needs compute capability 8.0, this GPU has {version}: fp32"
+        )
+
+
+def _sizes(
+    spec: ModelSpec, defaults: Defaults, chosen: dict[str, Any], gpus: tuple[Any, ...]
+) -> dict[str, Any]:
+    """Sizes of the run that the user did not choose."""
+    sizes = {
+        name: getattr(defaults, name)
+        for name in ("steps", "warmup_steps", "windows", "steps_per_loop", "image_size", "seq_length")
+        if name not in chosen
+    }
+    if "steps" in chosen and "windows" not in chosen:
+        sizes["windows"] = min(defaults.windows, chosen["steps"])
+    if "per_replica_batch_size" not in chosen:
+        batch = defaults.per_replica_batch_size
+        half = chosen["precision"].startswith("mixed")
+        mib_each = spec.activation_mib_per_sample * (1 if half else 2)
+        memories_mib = [gpu.memory_gib * 1024 for gpu in gpus if gpu.memory_gib]
+        while batch > 8 and memories_mib and batch * mib_each > MEMORY_SHARE * min(memories_mib):
+            batch //= 2
+        sizes["per_replica_batch_size"] = batch
+    return sizes
+
+
+def _other_defaults(spec: ModelSpec, sizes: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
+    """Everything else that depends on the model or the device."""
+    total = sizes.get("steps", 0) + sizes.get("warmup_steps", 0)
+    return {
+        "optimizer": spec.optimizer,
+        "learning_rate": spec.learning_rate,
+        "weight_decay": spec.weight_decay,
+        "dropout": spec.dropout,
+        "lr_warmup_steps": int(LR_WARMUP_SHARE * total),
+        "xla": on_gpu,
+    }
+
+
+def _shrunk(spec: ModelSpec, sizes: dict[str, Any], chosen: dict[str, Any]) -> str:
+    """What the CPU's defaults make of the run, for the user; empty where the user chose it all."""
+    names = ("per_replica_batch_size", "image_size", "seq_length", "steps")
+    shrunk = [f"--{name}={sizes[name]}" for name in names if sizes.get(name)]
+    if not shrunk:
+        return ""
+    return (
+        f"On the CPU {spec.name} runs small, to end in about two minutes: {' '.join(shrunk)}. "
+        "It is a try-out: compare only with rows of the same sizes."
+    )
+
+
+def _refuse_sizes(config: BenchmarkConfig, spec: ModelSpec) -> None:
+    """Sizes that the model cannot have.
+
+    Raises:
+        ConfigError: names the first of them.
+    """
+    reads, unread = ("image_size", "seq_length") if spec.kind == "image" else ("seq_length", "image_size")
+    if getattr(config, unread) is not None:
+        holds = {"image": "images", "text": "text"}[spec.kind]
+        raise ConfigError(unread, getattr(config, unread), f"{spec.name} reads {holds}: --{reads}")
+    if spec.max_seq_length and config.seq_length and config.seq_length > spec.max_seq_length:
+        raise ConfigError("seq_length", config.seq_length, f"at most {spec.max_seq_length} for {spec.name}")
+    if spec.kind == "image" and config.dropout:
+        raise ConfigError("dropout", config.dropout, f"{spec.name} has no dropout: 0")
+
+
+def _doubts(config: BenchmarkConfig, compute_capability: tuple[int, int] | None) -> list[str]:
+    """What will run, but not as fast as the user may think."""
+    doubts = []
+    least = PRECISIONS[config.precision].least_compute_capability
+    if least and compute_capability and compute_capability < least:
+        doubts.append(
+            f"--precision={config.precision} will not be faster than fp32: matrix units for it come with "
+            f"compute capability {least[0]}.{least[1]}, this GPU has "
+            f"{compute_capability[0]}.{compute_capability[1]}."
+        )
+    if config.gpus and config.precision.startswith("mixed"):
+        doubts += [
+            f"--{name}={value} is not a multiple of 8: tensor cores run below their rate."
+            for name in ("per_replica_batch_size", "seq_length")
+            if (value := getattr(config, name)) and value % 8
+        ]
+    return doubts

@@ -1,0 +1,85 @@
+"""absl flags ↔ BenchmarkConfig. TensorFlow-free: --help and a refused flag answer at once."""
+
+import dataclasses
+from typing import Any
+
+from absl import flags
+
+from tfbench.config import LEARNING_RATE_SCHEDULES, BenchmarkConfig, ConfigError
+from tfbench.data import DATASETS
+from tfbench.models import MODELS
+from tfbench.optimizers import OPTIMIZERS
+from tfbench.precision import PRECISIONS
+
+FLAGS = flags.FLAGS
+_AUTO = " Default: fits the model and the device."
+
+
+def _data_help() -> str:
+    usages = (
+        f"{spec.name}{':ARGUMENT' if spec.takes_argument else ''} ({spec.help})" for spec in DATASETS.values()
+    )
+    return "Training data: " + "; ".join(usages)
+
+
+flags.DEFINE_enum("model", "resnet50", list(MODELS), "What to train.")
+flags.DEFINE_string("data", "synthetic", _data_help())
+flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets. Default: their own.")
+flags.DEFINE_integer("image_size", None, "Pixels on each side of an image." + _AUTO)
+flags.DEFINE_integer("seq_length", None, "Tokens of a sequence." + _AUTO)
+
+flags.DEFINE_string("gpus", "auto", "Number of GPUs; auto: all that are visible; 0: the CPU.")
+flags.DEFINE_integer("cpu_replicas", 1, "With --gpus=0: logical CPU devices that stand for GPUs.")
+
+flags.DEFINE_integer("per_replica_batch_size", None, "Samples a GPU sees in one step." + _AUTO)
+flags.DEFINE_integer("accumulate", 1, "Micro-batches summed into one optimizer update.")
+flags.DEFINE_enum(
+    "precision", None, list(PRECISIONS), "Number format. Default: the fastest that the device runs well."
+)
+flags.DEFINE_bool("xla", None, "Compile the step with XLA. Default: on a GPU.")
+flags.DEFINE_enum("optimizer", None, list(OPTIMIZERS), "Default: the model's published one.")
+flags.DEFINE_float("learning_rate", None, "Peak learning rate. Default: the model's.")
+flags.DEFINE_enum("lr_schedule", "constant", LEARNING_RATE_SCHEDULES, "After the learning rate's warm-up.")
+flags.DEFINE_integer(
+    "lr_warmup_steps", None, "Updates in which the learning rate rises. Default: a tenth of the run."
+)
+flags.DEFINE_integer("lr_total_steps", None, "Update at which cosine and linear reach 0. Default: the last.")
+flags.DEFINE_float("weight_decay", None, "Not on norms and biases. Default: the model's.")
+flags.DEFINE_float("dropout", None, "Rate of every dropout of the model. Default: the model's.")
+flags.DEFINE_float("initial_loss_scale", 32768.0, "First loss scale of mixed_float16.")
+flags.DEFINE_integer("seed", 0, "Of weights, data order and dropout.")
+flags.DEFINE_bool("deterministic", False, "The same numbers in every run, at the cost of speed.")
+
+flags.DEFINE_integer("steps", None, "Timed optimizer updates, all windows together." + _AUTO)
+flags.DEFINE_integer("warmup_steps", None, "Untimed updates before them." + _AUTO)
+flags.DEFINE_integer("windows", None, "Timed blocks that the steps are dealt into." + _AUTO)
+flags.DEFINE_integer("steps_per_loop", None, "Updates in one call of the compiled loop." + _AUTO)
+
+flags.DEFINE_string("results_dir", "tfbench_results", "Folder of runs.csv and of a folder for each run.")
+flags.DEFINE_string("tag", "", "Your own label for the row.")
+flags.DEFINE_bool("tensorboard", True, "Write TensorBoard curves into the run's folder.")
+flags.DEFINE_integer("profile_steps", 0, "Steps to trace for TensorBoard's profiler, after the windows.")
+
+
+def choices_from_flags(values: flags.FlagValues = FLAGS) -> dict[str, Any]:
+    """BenchmarkConfig's fields as the flags have them; None where the user made no choice."""
+    fields = (field.name for field in dataclasses.fields(BenchmarkConfig))
+    return {name: values[name].value for name in fields if name in values}
+
+
+def to_flags(config: BenchmarkConfig) -> list[str]:
+    """The configuration as --name=value, so that a flagfile of these lines repeats it.
+
+    Fields that no flag sets (what a search changed) are left out, and those without a value.
+    """
+    lines = []
+    for name, value in config.to_dict().items():
+        if name not in FLAGS or value is None:
+            continue
+        lines.append(f"--{name}={str(value).lower() if isinstance(value, bool) else value}")
+    return lines
+
+
+def usage_error(error: ConfigError) -> str:
+    """The one message of a refused flag."""
+    return f"{error}\nSee python -m tfbench.train --help"

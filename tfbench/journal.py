@@ -1,0 +1,107 @@
+"""A run's folder and its row: opened before anything long, written whatever ends the run. TensorFlow-free."""
+
+import dataclasses
+import datetime
+import faulthandler
+import json
+import logging
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import tfbench
+from tfbench import records
+from tfbench.config import BenchmarkConfig, ConfigError
+from tfbench.flags import to_flags
+from tfbench.measure.telemetry import TelemetrySample
+from tfbench.measure.telemetry import write_csv as write_telemetry_csv
+from tfbench.measure.timing import Window, write_windows_csv
+from tfbench.records import RunRecord
+
+log = logging.getLogger("tfbench")
+
+
+@dataclasses.dataclass(slots=True)
+class Observed:
+    """What a run has seen so far. None and empty: not seen."""
+
+    windows: list[Window] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)  # mean of each window
+    accuracies: list[float] = dataclasses.field(default_factory=list)  # share right in each window
+    telemetry: list[TelemetrySample] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # columns of the row, by name
+    first_call_s: float | None = None  # of the loop: tracing, compiling and one step
+    steps_run: int = 0  # asked of the loop
+    iterations: int | None = None  # counted by the step itself
+    retraces: int | None = None  # inside the windows
+    weights_before: Any = None  # TrainStep.fingerprint at the start
+    weights_changed: bool | None = None
+
+
+class Journal:
+    """One run on disk: `results_dir/run_id/` and a line of `results_dir/runs.csv`.
+
+    Raises:
+        ConfigError: the place cannot be written, or its runs.csv has another schema.
+    """
+
+    def __init__(self, config: BenchmarkConfig):
+        self.config = config
+        self.started = datetime.datetime.now(datetime.UTC)
+        self.run_id = f"{self.started:%Y%m%d-%H%M%S}-{config.model}-{config.run_key[:6]}-{os.getpid()}"
+        results_dir = Path(config.results_dir)
+        self.rows_path = results_dir / "runs.csv"
+        self.folder = results_dir / self.run_id
+        try:
+            self.folder.mkdir(parents=True)
+            self.earlier_rows = records.read(self.rows_path) if self.rows_path.exists() else []
+            with open(self.rows_path, "a", encoding="utf-8"):
+                pass  # so that a row that cannot be written is known now and not after the run
+        except (OSError, records.SchemaError) as error:
+            _remove_if_empty(self.folder)
+            raise ConfigError("results_dir", config.results_dir, f"cannot be used: {error}") from error
+        self._handler = _log_to(self.folder / "train.log")
+        self._write("flags.txt", "\n".join(to_flags(config)) + "\n")
+
+    def write_system(self, description: dict[str, Any]) -> None:
+        """The machine and its software, as system.json."""
+        self._write("system.json", json.dumps(description, indent=1, default=str) + "\n")
+
+    def identify(self, record: RunRecord) -> None:
+        """Fill in which run the row is."""
+        record.run_id, record.run_key = self.run_id, self.config.run_key
+        record.started_at = self.started.isoformat(timespec="milliseconds")
+        record.tfbench_version, record.tag = tfbench.__version__, self.config.tag
+        record.flags = shlex.join(to_flags(self.config))
+
+    def close(self, record: RunRecord, observed: Observed) -> None:
+        """Write what was seen, the row last, and end the log."""
+        write_windows_csv(self.folder / "windows.csv", observed.windows, observed.losses)
+        write_telemetry_csv(self.folder / "telemetry.csv", observed.telemetry)
+        records.append(self.rows_path, record)
+        log.info("row written: %s", record.status)
+        faulthandler.enable()
+        log.removeHandler(self._handler)
+        self._handler.close()
+
+    def _write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+
+def _log_to(path: Path) -> logging.Handler:
+    """Every message of tfbench, and a dump of all stacks on a crash, into a file."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    assert handler.stream is not None
+    faulthandler.enable(handler.stream)
+    return handler
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Leave nothing behind of a run that was refused."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,69 @@
+"""One run from its configuration to its row: `run` is the whole program on one screen."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from tfbench import devices, outcome, precision, stages, summary
+from tfbench.config import BenchmarkConfig
+from tfbench.curves import Curves
+from tfbench.display import Display
+from tfbench.journal import Journal, Observed
+from tfbench.measure.telemetry import Sampler
+from tfbench.records import RunRecord
+
+
+def run(config: BenchmarkConfig, display: Display | None = None) -> RunRecord:
+    """Train, measure, and write the row.
+
+    Args:
+        config: complete and checked; one process runs one.
+        display: where to show the way of the run; default: standard output.
+
+    Returns:
+        The row as written. Whatever ended the run is its `status`.
+
+    Raises:
+        ConfigError: the results folder cannot be used. Nothing else is raised.
+    """
+    display = display or Display()
+    journal, observed, record = Journal(config), Observed(), RunRecord(status="failed")
+    with _recorded(record, journal, observed, display):
+        visible = stages.look_around(config, journal, observed, display)
+        devices.set_environment(config)
+        with devices.native_messages_to(journal.folder / "train.log"):
+            names = devices.open_devices(config)
+            devices.check_devices(names, config.xla)
+        display.say(stages.announcement(config, names, visible))
+
+        build_start_s = time.monotonic()
+        precision.apply(config.precision)
+        strategy = devices.build_strategy(names)
+        training = stages.build(config, strategy, observed)
+        with Sampler(visible) as sampler, display.steps(config.total_steps) as progress:
+            observed.telemetry = sampler.samples
+            stages.warm_up(config, training, observed, progress, build_start_s)
+            with Curves(config, journal.folder) as curves:
+                stages.measure(config, training, observed, progress, curves)
+        observed.warnings += sampler.problems
+        stages.look_at_state(training, observed)
+        stages.measure_input_wait(config, training, observed, display)
+        stages.profile(config, training, observed, journal.folder)
+        record.status = "ok" if observed.iterations else "no_update"
+    stages.show(record, journal, display)
+    return record
+
+
+@contextlib.contextmanager
+def _recorded(record: RunRecord, journal: Journal, observed: Observed, display: Display) -> Iterator[None]:
+    """Whatever ends the block becomes the row, which is then written."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        record.status, record.note = outcome.classify(error)
+        outcome.log_traceback(error)
+        display.error(record.note)
+    stages.look_at_host(observed)
+    journal.identify(record)
+    summary.fill(record, journal.config, observed, journal.earlier_rows)
+    journal.close(record, observed)

@@ -1,0 +1,225 @@
+"""From what a run saw to its row and the table shown to the user. TensorFlow-free."""
+
+from tfbench import records
+from tfbench.config import BenchmarkConfig
+from tfbench.hardware import references, specs
+from tfbench.journal import Observed
+from tfbench.measure import gates, statistics, telemetry
+from tfbench.models import MODELS
+from tfbench.records import RunRecord
+
+
+def fill(
+    record: RunRecord, config: BenchmarkConfig, observed: Observed, earlier_rows: list[RunRecord]
+) -> RunRecord:
+    """Fill in every column that follows from the configuration and from what was seen.
+
+    Args:
+        record: with the columns known before the run, `status` and `note`; changed and returned.
+        config: of the run.
+        observed: what the run saw; a run that ended early has seen less.
+        earlier_rows: of the same runs.csv, for the baseline of the scaling efficiency.
+    """
+    _fill_config(record, config)
+    for name, value in observed.facts.items():
+        setattr(record, name, value)
+    record.note = "; ".join(filter(None, [record.note, *observed.warnings])) or None
+    if observed.windows:
+        _fill_rates(record, config, observed)
+        _fill_telemetry(record, observed)
+        _fill_efficiency(record, earlier_rows)
+    record.gates = "|".join(gates.evaluate(_facts(record, config, observed)))
+    return record
+
+
+def _fill_config(record: RunRecord, config: BenchmarkConfig) -> None:
+    """Columns that are choices."""
+    same = (
+        "model", "data", "precision", "xla", "num_replicas", "per_replica_batch_size", "global_batch_size",
+        "accumulate", "seq_length", "image_size", "optimizer", "steps_per_loop", "warmup_steps",
+    )  # fmt: skip
+    for name in same:
+        setattr(record, name, getattr(config, name))
+    record.requested_per_replica_batch_size = (
+        config.requested_per_replica_batch_size or config.per_replica_batch_size
+    )
+    record.num_gpus, record.num_workers, record.scaling_mode = config.gpus, 1, "weak"
+    record.flops_per_sample = MODELS[config.model].flops_per_sample(config)
+
+
+def _fill_rates(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> None:
+    """Columns that follow from the windows."""
+    windows = observed.windows
+    record.windows = len(windows)
+    record.measured_steps = sum(window.steps for window in windows)
+    record.samples_per_sec = statistics.samples_per_sec(windows)
+    interval = statistics.rate_interval(windows)
+    if interval is not None:
+        record.samples_per_sec_low, record.samples_per_sec_high = interval
+    times = statistics.step_time_ms(windows)
+    record.step_time_ms_mean, record.step_time_ms_p50 = times.mean, times.p50
+    record.step_time_ms_p90, record.step_time_ms_p99 = times.p90, times.p99
+    record.loss_first, record.loss_last = observed.losses[0], observed.losses[-1]
+    record.accuracy_first, record.accuracy_last = observed.accuracies[0], observed.accuracies[-1]
+    if observed.first_call_s is not None:
+        # What the first call took beyond a step is tracing and compiling.
+        record.compile_time_s = max(observed.first_call_s - times.mean / 1000, 0.0)
+    if config.gpus:
+        record.samples_per_sec_per_gpu = record.samples_per_sec / config.gpus
+        assert record.flops_per_sample is not None
+        record.tflops_per_gpu = statistics.tflops_per_gpu(
+            record.samples_per_sec_per_gpu, record.flops_per_sample
+        )
+        spec = specs.find(record.gpu_name)
+        peak = specs.peak_flops(spec, config.precision) if spec else None
+        record.mfu = statistics.mfu(record.samples_per_sec_per_gpu, record.flops_per_sample, peak)
+
+
+def _fill_telemetry(record: RunRecord, observed: Observed) -> None:
+    """Columns that follow from the GPUs' sensors inside the windows."""
+    seen = telemetry.summarize(observed.telemetry, observed.windows)
+    same = (
+        "gpu_util_mean", "gpu_util_max", "power_w_mean", "energy_source", "sm_clock_mhz_mean",
+        "temperature_c_max", "throttle_reasons",
+    )  # fmt: skip
+    for name in same:
+        setattr(record, name, getattr(seen, name))
+    record.energy_j_per_sample = statistics.energy_j_per_sample(seen.energy_j, observed.windows)
+
+
+def _fill_efficiency(record: RunRecord, earlier_rows: list[RunRecord]) -> None:
+    """Efficiency against the newest comparable one-GPU row, where there is one."""
+    baseline = records.find_baseline(earlier_rows, record)
+    if baseline is None or baseline.samples_per_sec is None:
+        return
+    assert record.samples_per_sec is not None
+    assert record.num_gpus is not None
+    record.baseline_run_id = baseline.run_id
+    record.weak_scaling_efficiency = statistics.weak_scaling_efficiency(
+        record.samples_per_sec, record.num_gpus, baseline.samples_per_sec
+    )
+
+
+def _facts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> gates.Facts:
+    """What the plausibility gates look at."""
+    windows = observed.windows
+    return gates.Facts(
+        weak_scaling_efficiency=record.weak_scaling_efficiency,
+        mfu=record.mfu,
+        measured_steps=record.measured_steps,
+        measured_samples=sum(window.samples for window in windows) if windows else None,
+        global_batch_size=config.global_batch_size,
+        total_steps=observed.steps_run if observed.iterations is not None else None,
+        optimizer_iterations=observed.iterations,
+        steps_skipped=record.steps_skipped,
+        losses=observed.losses or None,
+        weights_finite=record.weights_finite,
+        weights_changed=observed.weights_changed,
+        retraces_in_windows=observed.retraces,
+        throttle_reasons=record.throttle_reasons,
+    )
+
+
+def table(record: RunRecord) -> list[tuple[str, str, str]]:
+    """The result as (name, value, remark); what was not measured has no line."""
+    rows = [
+        ("samples/s", _number(record.samples_per_sec, 1), _interval(record)),
+        ("samples/s per GPU", _number(record.samples_per_sec_per_gpu, 1), ""),
+        ("step time", _number(record.step_time_ms_mean, 2, " ms"), _percentiles(record)),
+        ("weak-scaling efficiency", _percent(record.weak_scaling_efficiency), _baseline(record)),
+        ("TFLOP/s per GPU", _number(record.tflops_per_gpu, 1), ""),
+        ("of the card's peak (MFU)", _percent(record.mfu), _peak(record)),
+        ("nearest published result", *_published(record)),
+        ("GPU utilisation", _number(record.gpu_util_mean, 0, " %"), _most(record)),
+        ("power per GPU", _number(record.power_w_mean, 0, " W"), _energy(record)),
+        ("SM clock", _number(record.sm_clock_mhz_mean, 0, " MHz"), record.throttle_reasons or ""),
+        ("peak memory per GPU", _number(record.peak_memory_gib, 1, " GiB"), "by the allocator"),
+        ("host memory", _number(record.host_rss_gib, 1, " GiB"), ""),
+        ("first step after", _number(record.time_to_first_step_s, 1, " s"), _compile(record)),
+        ("waiting for input", _percent(record.input_wait_fraction), "of the step"),
+        ("loss", _number(record.loss_last, 4), _from(record.loss_first, 4)),
+        ("accuracy", _percent(record.accuracy_last), _from_percent(record.accuracy_first)),
+        ("steps skipped", _number(record.steps_skipped or None, 0), "a gradient was not finite"),
+    ]
+    marked = [(f"! {gate}", "", gates.EXPLANATIONS[gate]) for gate in (record.gates or "").split("|") if gate]
+    return [row for row in rows if row[1]] + marked
+
+
+def _number(value: float | None, digits: int, unit: str = "") -> str:
+    return "" if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def _interval(record: RunRecord) -> str:
+    if record.samples_per_sec_low is None or record.samples_per_sec_high is None:
+        return ""
+    return (
+        f"95 %: {record.samples_per_sec_low:,.1f} to {record.samples_per_sec_high:,.1f}, "
+        f"{record.windows} windows of this run"
+    )
+
+
+def _percentiles(record: RunRecord) -> str:
+    if record.step_time_ms_p50 is None or record.step_time_ms_p99 is None:
+        return ""
+    return f"p50 {record.step_time_ms_p50:.2f}, p99 {record.step_time_ms_p99:.2f} over the windows"
+
+
+def _baseline(record: RunRecord) -> str:
+    return f"against {record.baseline_run_id}" if record.baseline_run_id else ""
+
+
+def _peak(record: RunRecord) -> str:
+    spec = specs.find(record.gpu_name)
+    peak = specs.peak_flops(spec, record.precision) if spec and record.precision else None
+    return f"{peak / 1e12:,.1f} TFLOP/s dense, {record.precision}" if peak else ""
+
+
+def _published(record: RunRecord) -> tuple[str, str]:
+    """Share of the nearest published result, and what is different about it."""
+    if record.samples_per_sec_per_gpu is None or record.model is None or record.precision is None:
+        return "", ""
+    found = references.nearest(
+        MODELS[record.model].references,
+        record.gpu_name,
+        record.precision,
+        record.num_gpus or 0,
+        record.seq_length,
+        per_replica_batch_size=record.per_replica_batch_size,
+        data=record.data or "",
+    )
+    if found is None:
+        return "", ""
+    reference, differences = found
+    share = record.samples_per_sec_per_gpu / reference.per_gpu
+    source = (
+        f"of {reference.per_gpu:,.0f} {reference.metric} per GPU ({reference.gpu}, {reference.framework})"
+    )
+    return f"{100 * share:.0f} %", "; ".join([source, *differences])
+
+
+def _most(record: RunRecord) -> str:
+    return "" if record.gpu_util_max is None else f"at most {record.gpu_util_max:.0f} %"
+
+
+def _energy(record: RunRecord) -> str:
+    if record.energy_j_per_sample is None:
+        return ""
+    return f"{record.energy_j_per_sample:.3f} J per sample ({record.energy_source})"
+
+
+def _compile(record: RunRecord) -> str:
+    return (
+        "" if record.compile_time_s is None else f"{record.compile_time_s:.1f} s of it tracing and compiling"
+    )
+
+
+def _from(value: float | None, digits: int) -> str:
+    return "" if value is None else f"last window; {value:.{digits}f} in the first"
+
+
+def _from_percent(value: float | None) -> str:
+    return "" if value is None else f"last window; {100 * value:.1f} % in the first"
