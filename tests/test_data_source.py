@@ -6,17 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from data_helpers import IMAGE_MODEL, config_of, make
+from step_helpers import strategy_of
 
 from tfbench.data import open_input, synthetic_batch
-
-# Before anything runs on a device: later it cannot be changed.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
-)
-
-
-def strategy_of(num_replicas: int) -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(num_replicas)])
 
 
 def batches_of(strategy: tf.distribute.Strategy, batch: dict[str, Any]) -> list[dict[str, Any]]:

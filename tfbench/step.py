@@ -1,7 +1,8 @@
 """The compiled train step of a replica, and the loop that runs many of them without the host.
 
 Outside: `strategy.run`. Inside, on each replica: one compiled program for forward and backward pass, the
-all-reduce, and one compiled program for the finite check and the update. Compiling around `strategy.run`
+all-reduce, and one compiled program for the finite check and the update; or, by choice, all of it in one.
+Compiling around `strategy.run`
 instead fails with two replicas ("access resource … located in device").
 """
 
@@ -50,22 +51,30 @@ class TrainStep:
         self.finite_streak = _count()  # finite steps since the scale last changed
         self._compiled: dict[tuple[str, int], Callable[..., Any]] = {}
 
-    def __call__(self, batch: Batch, totals: Totals) -> Totals:
+    def __call__(self, batch: Batch, totals: Totals, reduce: bool = True) -> Totals:
         """Make one update from this replica's samples; call it through `strategy.run`.
 
         Args:
             batch: samples_per_replica_per_step samples; see ModelSpec.
             totals: of the steps before.
+            reduce: False leaves the all-reduce out, to measure what it costs; replicas then part ways.
 
         Returns:
             totals with this step added.
         """
-        replica = tf.distribute.get_replica_context()
+        if self.config.collectives == "inside":
+            return self._program("whole", self._whole)(batch, totals)
         scale = tf.identity(self.loss_scale)
         totals, gradients = self._program("gradients", self.gradients)(batch, scale, totals)
-        if replica.num_replicas_in_sync > 1:
-            gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        gradients = _all_reduce(gradients) if reduce else gradients
         self._program("update", self.update)(gradients, scale)
+        return totals
+
+    def _whole(self, batch: Batch, totals: Totals) -> Totals:
+        """The step as one program."""
+        scale = tf.identity(self.loss_scale)
+        totals, gradients = self.gradients(batch, scale, totals)
+        self.update(_all_reduce(gradients), scale)
         return totals
 
     @property
@@ -188,11 +197,13 @@ class HostLoop:
     """Runs steps inside one `tf.function`, with no host read between them.
 
     Args:
-        step: built in `strategy`'s scope.
+        step: (batch, totals) → totals on each replica: a TrainStep built in `strategy`'s scope.
         next_batch: gives the next per-replica batch, inside the compiled loop.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, step: TrainStep, next_batch: Callable[[], Any]):
+    def __init__(
+        self, strategy: tf.distribute.Strategy, step: Callable[..., Totals], next_batch: Callable[[], Any]
+    ):
         self.strategy, self.step, self.next_batch = strategy, step, next_batch
         self._loop = tf.function(self._run)
 
@@ -212,6 +223,14 @@ class HostLoop:
         return Totals(
             *[self.strategy.reduce(tf.distribute.ReduceOp.SUM, total, axis=None) for total in totals]
         )
+
+
+def _all_reduce(gradients: list[Any]) -> list[Any]:
+    """Sums over replicas, on every replica."""
+    replica = tf.distribute.get_replica_context()
+    if replica.num_replicas_in_sync == 1:
+        return gradients
+    return replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
 
 
 def _state(initial: Any) -> tf.Variable:

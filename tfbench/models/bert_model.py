@@ -67,7 +67,7 @@ class EncoderBlock(keras.layers.Layer):
     """Self-attention and the two-layer perceptron, each with dropout, residual and layer norm behind it."""
 
     def __init__(self, shape: BertShape, dropout_rate: float, first_place: int):
-        super().__init__()
+        super().__init__(autocast=False)  # Keras would cast score_bias too: MASKED_SCORE is -inf in float16
         self.heads, self.rate, self.first_place = shape.heads, dropout_rate, first_place
         hidden = shape.hidden
         self.query_key_value = Linear(hidden, 3 * hidden)  # one product instead of three

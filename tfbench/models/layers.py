@@ -54,7 +54,7 @@ class FusedBatchNorm(keras.layers.Layer):
         self.built = True
 
     def call(self, x: Any, training: bool = False) -> Any:
-        """[..., channels] → the same shape and dtype; in training also updates the moving statistics."""
+        """[B, H, W, channels] → the same shape and dtype; in training also updates the moving statistics."""
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
         if not training:
             mean, variance = (tf.convert_to_tensor(v) for v in (self.moving_mean, self.moving_variance))
@@ -63,7 +63,9 @@ class FusedBatchNorm(keras.layers.Layer):
         normalise = _plain_batch_norm if x.dtype == tf.float64 else _fused_batch_norm
         y, mean, variance = normalise(x, gamma, beta, self.epsilon)
         for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            moving.assign(moving * self.momentum + batch * (1 - self.momentum))
+            new = moving * self.momentum + batch * (1 - self.momentum)
+            # A step that overflows is skipped, but these are written before that is known.
+            moving.assign(tf.where(tf.math.is_finite(batch), new, moving))
         return y
 
 

@@ -110,7 +110,7 @@ RESNET50 = _spec(
         per_replica_batch_size=256, image_size=224, steps=400, warmup_steps=40, windows=20, steps_per_loop=10
     ),
     on_cpu=Defaults(
-        per_replica_batch_size=8, image_size=96, steps=20, warmup_steps=2, windows=5, steps_per_loop=1
+        per_replica_batch_size=8, image_size=128, steps=40, warmup_steps=2, windows=10, steps_per_loop=1
     ),
     activation_mib_per_sample=41.0,
     references=("resnet50_v1.5_train", "resnet50_train", "resnet50_v1.5_mlperf"),
