@@ -3,8 +3,12 @@
 
 It keeps NVML's manners: errors are pynvml's own classes, answers its own structures, calls before
 nvmlInit or after the last nvmlShutdown raise NVMLError_Uninitialized. Constants come from pynvml.
+
+GPM counts up: `FakeCard.work` lets time pass at some activity, and what nvmlGpmMetricsGet gives is the mean
+between two samples. The samples are memory that must be given back, once.
 """
 
+import ctypes
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -31,6 +35,7 @@ class FakeCard:
     energy_mj: int = 0
     temperature: int = 40
     sm_clock: int = 1980
+    memory_clock: int = 3201
     reasons: int = 0
     processes: dict[int, int | None] = dataclasses.field(default_factory=dict)  # pid → bytes
     failing: dict[str, type[Exception]] = dataclasses.field(default_factory=dict)  # function → error
@@ -39,6 +44,19 @@ class FakeCard:
     mig_on: bool = False
     instances: dict[int, "FakeCard"] = dataclasses.field(default_factory=dict)  # number → MIG instance
     reads: int = 0
+    ecc_errors: tuple[int, int] = (0, 0)  # corrected, uncorrected
+    remapped_rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    nvlinks: tuple[int, ...] = ()  # state of each link that the card has
+    gpm_supported: bool = False
+    now_s: float = 0.0
+    counters: dict[int, float] = dataclasses.field(default_factory=dict)  # GPM metric → value × seconds
+
+    def work(self, seconds: float, **metrics: float) -> None:
+        """Time passes at this activity; metrics by NVML's name without NVML_GPM_METRIC_, in its units."""
+        self.now_s += seconds
+        for name, value in metrics.items():
+            metric = getattr(pynvml, f"NVML_GPM_METRIC_{name}")
+            self.counters[metric] = self.counters.get(metric, 0.0) + value * seconds
 
 
 def mig_instance(uuid: str, name: str = "NVIDIA H200 MIG 1g.18gb", **fields: object) -> FakeCard:
@@ -71,6 +89,8 @@ class FakeNvml:
         self.process_names = process_names or {}
         self.references = 0
         self.threads: set[str] = set()  # names of the threads that read a card
+        # By address: the memory itself, and the card's time and counters once it was filled.
+        self.gpm_samples: dict[int, tuple[Any, tuple[float, dict[int, float]] | None]] = {}
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("nvml") and callable(getattr(pynvml, name)):
@@ -168,8 +188,12 @@ class FakeNvml:
         return self._read("nvmlDeviceGetTemperature", handle, lambda card: card.temperature)
 
     def nvmlDeviceGetClockInfo(self, handle: FakeCard, type: int) -> int:
-        assert type == pynvml.NVML_CLOCK_SM
-        return self._read("nvmlDeviceGetClockInfo", handle, lambda card: card.sm_clock)
+        clock = {pynvml.NVML_CLOCK_SM: "sm_clock", pynvml.NVML_CLOCK_MEM: "memory_clock"}[type]
+        return self._read("nvmlDeviceGetClockInfo", handle, lambda card: getattr(card, clock))
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: FakeCard, type: int) -> int:
+        clock = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[type]
+        return self._read("nvmlDeviceGetMaxClockInfo", handle, lambda card: clock)
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: FakeCard) -> int:
         return self._read("nvmlDeviceGetCurrentClocksEventReasons", handle, lambda card: card.reasons)
@@ -223,6 +247,61 @@ class FakeNvml:
     def nvmlDeviceGetEccMode(self, handle: FakeCard) -> list[int]:
         return self._read("nvmlDeviceGetEccMode", handle, lambda card: [1, 1])
 
+    def nvmlDeviceGetTotalEccErrors(self, handle: FakeCard, errorType: int, counterType: int) -> int:
+        assert counterType == pynvml.NVML_VOLATILE_ECC
+        return self._read("nvmlDeviceGetTotalEccErrors", handle, lambda card: card.ecc_errors[errorType])
+
+    def nvmlDeviceGetRemappedRows(self, device: FakeCard) -> tuple[int, int, int, int]:
+        return self._read("nvmlDeviceGetRemappedRows", device, lambda card: card.remapped_rows)
+
+    def nvmlDeviceGetNvLinkState(self, device: FakeCard, link: int) -> int:
+        if link >= len(device.nvlinks):
+            raise pynvml.NVMLError_InvalidArgument if device.nvlinks else pynvml.NVMLError_NotSupported
+        return self._read("nvmlDeviceGetNvLinkState", device, lambda card: card.nvlinks[link])
+
+    def nvmlGpmQueryDeviceSupport(self, device: FakeCard) -> pynvml.c_nvmlGpmSupport_t:
+        return self._read(
+            "nvmlGpmQueryDeviceSupport",
+            device,
+            lambda card: pynvml.c_nvmlGpmSupport_t(version=1, isSupportedDevice=card.gpm_supported),
+        )
+
+    def nvmlGpmSampleAlloc(self) -> Any:
+        self._check("nvmlGpmSampleAlloc")
+        memory = ctypes.create_string_buffer(64)
+        self.gpm_samples[ctypes.addressof(memory)] = memory, None
+        return ctypes.cast(memory, pynvml.c_nvmlGpmSample_t)
+
+    def nvmlGpmSampleFree(self, gpmSample: Any) -> None:
+        self._check("nvmlGpmSampleFree")
+        assert _address(gpmSample) in self.gpm_samples, "a GPM sample was freed that was not allocated"
+        del self.gpm_samples[_address(gpmSample)]
+
+    def nvmlGpmSampleGet(self, device: FakeCard, gpmSample: Any) -> Any:
+        filled = self._read("nvmlGpmSampleGet", device, lambda card: (card.now_s, dict(card.counters)))
+        if not device.gpm_supported or device.mig_on:
+            raise pynvml.NVMLError_NotSupported
+        memory, _ = self.gpm_samples[_address(gpmSample)]
+        self.gpm_samples[_address(gpmSample)] = memory, filled
+        return gpmSample
+
+    def nvmlGpmMetricsGet(self, metricsGet: pynvml.c_nvmlGpmMetricsGet_t) -> pynvml.c_nvmlGpmMetricsGet_t:
+        self._check("nvmlGpmMetricsGet")
+        if metricsGet.version != pynvml.NVML_GPM_METRICS_GET_VERSION:
+            raise pynvml.NVMLError_ArgumentVersionMismatch
+        samples = [self.gpm_samples[_address(s)][1] for s in (metricsGet.sample1, metricsGet.sample2)]
+        if None in samples or not 0 < metricsGet.numMetrics <= pynvml.NVML_GPM_METRIC_MAX:
+            raise pynvml.NVMLError_InvalidArgument
+        (start_s, before), (end_s, after) = samples
+        assert end_s - start_s >= 0.1, f"NVML wants 100 ms between samples, not {end_s - start_s} s"
+        for metric in metricsGet.metrics[: metricsGet.numMetrics]:
+            if metric.metricId not in after:
+                metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+                continue
+            done = after[metric.metricId] - before.get(metric.metricId, 0.0)
+            metric.nvmlReturn, metric.value = pynvml.NVML_SUCCESS, done / (end_s - start_s)
+        return metricsGet
+
     def nvmlDeviceGetNumaNodeId(self, handle: FakeCard) -> int:
         return self._read("nvmlDeviceGetNumaNodeId", handle, lambda card: 0)
 
@@ -250,6 +329,12 @@ class FakeNvml:
         if function in card.failing:
             raise card.failing[function]
         return card.answers.get(function, field(card))
+
+
+def _address(sample: Any) -> int:
+    address = ctypes.cast(sample, ctypes.c_void_p).value
+    assert address is not None, "a null pointer for a GPM sample"
+    return address
 
 
 def _text(value: str | bytes) -> str:

@@ -41,6 +41,7 @@ def test_visible_gpus_with_their_settings():
     assert (gpu["index"], gpu["uuid"], gpu["name"], gpu["memory_gib"]) == (1, UUID, "NVIDIA H200", 140.0)
     assert (gpu["power_limit_w"], gpu["pcie_generation"], gpu["pcie_width"]) == (700.0, 5, 16)
     assert (gpu["persistence"], gpu["ecc"], gpu["mig"]) == (True, True, False)
+    assert (gpu["sm_clock_mhz_max"], gpu["ecc_errors_uncorrected"], gpu["nvlinks_active"]) == (1980, 0, None)
     assert nvml.references == 0
 
 

@@ -10,6 +10,8 @@ SOUND = Facts(
     weak_scaling_efficiency=1.05,
     strong_scaling_efficiency=0.8,
     mfu=1.0,
+    mfu_achievable=1.0,
+    precision="mixed_bfloat16",
     measured_steps=100,
     measured_samples=25600,
     global_batch_size=256,
@@ -24,6 +26,10 @@ SOUND = Facts(
     other_process_on_gpu=False,
     sm_clock_mhz_mean=1782.0,
     sm_clock_mhz_max=1980.0,
+    gpu_util_mean=99.0,
+    tensor_active=0.01,
+    step_time_difference=0.1,
+    ecc_errors=0,
 )
 
 # One departure from the sound run and the one gate that it trips.
@@ -46,6 +52,13 @@ DEPARTURES = [
     ({"throttle_reasons": "sync_boost|hw_thermal_slowdown"}, "throttled"),
     ({"other_process_on_gpu": True}, "other_process_on_gpu"),
     ({"sm_clock_mhz_mean": 1781.0}, "clocks_below_90_percent"),
+    ({"mfu_achievable": 1.001}, "mfu_above_achievable"),
+    ({"tensor_active": 0.0099}, "busy_without_tensor_cores"),
+    ({"tensor_active": 0.0, "gpu_util_mean": 50.0}, "busy_without_tensor_cores"),
+    ({"tensor_active": 0.0, "precision": "mixed_float16"}, "busy_without_tensor_cores"),
+    ({"tensor_active": 0.0, "precision": "tf32"}, "busy_without_tensor_cores"),
+    ({"step_time_difference": 0.101}, "time_not_linear_in_steps"),
+    ({"ecc_errors": 1}, "ecc_errors"),
 ]
 
 
@@ -74,6 +87,11 @@ def test_an_unknown_fact_among_known_ones_trips_nothing(field):
 
 def test_reasons_that_are_neither_heat_nor_power_are_no_throttling():
     assert evaluate(Facts(throttle_reasons="sync_boost|display_clock_setting")) == ()
+
+
+@pytest.mark.parametrize("change", [{"gpu_util_mean": 49.9}, {"precision": "fp32"}])
+def test_idle_tensor_cores_of_an_idle_gpu_or_in_plain_float32_are_in_order(change):
+    assert evaluate(dataclasses.replace(SOUND, tensor_active=0.0, **change)) == ()
 
 
 def test_losses_may_be_unknown_in_part():

@@ -50,6 +50,14 @@ def test_empty_file_gets_a_header(path):
     assert [row.run_id for row in records.read(path)] == ["a"]
 
 
+def test_what_is_no_text_is_refused(path):
+    records.append(path, RunRecord(run_id="a"))
+    with open(path, "ab") as file:
+        file.write(b"\xff\xfe\n")
+    with pytest.raises(SchemaError, match="no text"):
+        records.read(path)
+
+
 def test_missing_file_is_said(path):
     with pytest.raises(FileNotFoundError, match=r"runs\.csv"):
         records.read(path)

@@ -143,6 +143,36 @@ def test_energy_per_sample():
     assert statistics.energy_j_per_sample(None, windows) is None
 
 
+def test_samples_per_joule():
+    windows = make_windows([1.0, 3.0], [100, 300])
+    assert statistics.samples_per_joule(1000.0, windows) == 0.4
+    assert statistics.samples_per_joule(None, windows) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "difference"),
+    [
+        ([2.0, 2.0, 2.0, 2.0], [20] * 4, 0.0),
+        ([2.0, 2.0, 2.5, 2.5], [20] * 4, 0.25),  # slower towards the end: 100 → 125 ms
+        ([2.5, 2.5, 2.0, 2.0], [20] * 4, 0.25),  # or faster
+        ([2.0, 2.4, 2.4], [20] * 3, 0.2),  # the middle one counts as later
+        ([2.5, 2.0, 2.5, 2.0], [20] * 4, 0.0),  # noise has no direction
+        ([1.0, 2.0, 1.0, 2.0], [10, 20, 10, 20], 0.0),  # linear
+        ([1.0, 1.0, 1.0, 1.0], [10, 20, 10, 20], 1.0),  # the clock does not see the steps: 100 and 50 ms
+        ([1.5, 2.5, 1.5, 2.5], [10, 20, 10, 20], 0.2),  # 0.5 s a window beside 100 ms a step: 150 and 125 ms
+        ([1.5, 1.6, 1.5, 1.6], [11, 20, 11, 20], 0.0),  # lengths too close to tell
+    ],
+)
+def test_step_times_that_depend_on_when_or_how_long(seconds, steps, difference):
+    windows = make_windows(seconds, [1] * len(steps), steps)
+    assert statistics.step_time_difference(windows) == pytest.approx(difference)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_window_has_nothing_to_differ_from(count):
+    assert statistics.step_time_difference(make_windows([1.0] * count, [1] * count)) is None
+
+
 @dataclasses.dataclass(frozen=True)
 class Reading:
     t_s: float

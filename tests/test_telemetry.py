@@ -8,16 +8,23 @@ import pynvml
 import pytest
 from fake_nvml import GIB, FakeCard, FakeNvml, mig_instance
 
+from tfbench.config import BenchmarkConfig
 from tfbench.hardware.gpus import visible_gpus
+from tfbench.journal import Observed
+from tfbench.measure.card_watch import CardWatch
+from tfbench.measure.gpm import METRICS, MIN_INTERVAL_S
 from tfbench.measure.telemetry import (
     Sampler,
     TelemetrySample,
+    energies_j,
     other_processes,
     preexisting_load,
     summarize,
     write_csv,
 )
 from tfbench.measure.timing import Window
+from tfbench.records import RunRecord
+from tfbench.summary import fill
 
 A = "GPU-aaaa0000-0000-0000-0000-000000000000"
 B = "GPU-bbbb0000-0000-0000-0000-000000000000"
@@ -26,14 +33,15 @@ B = "GPU-bbbb0000-0000-0000-0000-000000000000"
 def busy_card(uuid=A, bus_id="00000000:01:00.0", **fields) -> FakeCard:
     values = {
         "utilization": 96, "memory_utilization": 16, "memory_used": 42 * GIB, "power_mw": 686_500,
-        "energy_mj": 1_234_567, "temperature": 61, "sm_clock": 1455, "reasons": 0x4,
+        "energy_mj": 1_234_567, "temperature": 61, "sm_clock": 1455, "memory_clock": 3201, "reasons": 0x4,
     }  # fmt: skip
     return FakeCard(uuid=uuid, bus_id=bus_id, **{**values, **fields})
 
 
 BUSY = TelemetrySample(
     t_s=7.5, gpu=0, utilization_percent=96, memory_utilization_percent=16, memory_used_gib=42.0,
-    power_w=686.5, energy_j=1234.567, temperature_c=61, sm_clock_mhz=1455, throttle_reasons=0x4,
+    power_w=686.5, energy_j=1234.567, temperature_c=61, sm_clock_mhz=1455, memory_clock_mhz=3201,
+    throttle_reasons=0x4,
 )  # fmt: skip
 
 
@@ -81,7 +89,7 @@ FIELDS_OF = {
     ("nvmlDeviceGetPowerUsage",): ("power_w",),
     ("nvmlDeviceGetTotalEnergyConsumption",): ("energy_j",),
     ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"): ("temperature_c",),
-    ("nvmlDeviceGetClockInfo",): ("sm_clock_mhz",),
+    ("nvmlDeviceGetClockInfo",): ("sm_clock_mhz", "memory_clock_mhz"),
     (
         "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetCurrentClocksThrottleReasons",
@@ -101,16 +109,16 @@ def test_an_unsupported_or_failing_field_blanks_itself_only(functions, names, er
 
 
 @pytest.mark.parametrize(
-    ("function", "answer", "name"),
+    ("function", "answer", "names"),
     [
-        ("nvmlDeviceGetPowerUsage", 2**32 - 1, "power_w"),
-        ("nvmlDeviceGetTotalEnergyConsumption", 2**64 - 1, "energy_j"),
-        ("nvmlDeviceGetClockInfo", 2**32 - 1, "sm_clock_mhz"),
+        ("nvmlDeviceGetPowerUsage", 2**32 - 1, ("power_w",)),
+        ("nvmlDeviceGetTotalEnergyConsumption", 2**64 - 1, ("energy_j",)),
+        ("nvmlDeviceGetClockInfo", 2**32 - 1, ("sm_clock_mhz", "memory_clock_mhz")),
     ],
 )
-def test_not_available_is_no_number(function, answer, name):
+def test_not_available_is_no_number(function, answer, names):
     samples, _ = sample_once(FakeNvml(busy_card(answers={function: answer})))
-    assert fields(samples[0]) == {**fields(BUSY), name: None}
+    assert fields(samples[0]) == {**fields(BUSY), **dict.fromkeys(names)}
 
 
 @pytest.mark.parametrize(
@@ -256,6 +264,122 @@ def test_an_error_that_is_not_nvml_s_ends_sampling_with_a_word_not_the_run():
     assert sampler.problems == ["sampling ended early: OSError('clock broke')"]
 
 
+# --- activity ---
+
+
+def counting_sampler(*cards: FakeCard, **options) -> tuple[Sampler, FakeNvml]:
+    """Of these cards, on the first one's time."""
+    nvml = FakeNvml(*cards, **options)
+    return Sampler(visible_gpus(nvml, {}), clock=lambda: cards[0].now_s, nvml=nvml), nvml
+
+
+def test_a_sample_of_a_card_with_counters_has_the_activity_since_the_one_before():
+    first, second = busy_card(gpm_supported=True), busy_card(uuid=B, bus_id="00000000:02:00.0")
+    sampler, nvml = counting_sampler(first, second)
+    sampler.sample_once()
+    first.work(0.2, ANY_TENSOR_UTIL=80.0, DRAM_BW_UTIL=30.0)
+    sampler.sample_once()
+    measured = {"gpm_start_s": 0.0, "gpm_end_s": 0.2, "tensor_active": 0.8, "dram_active": 0.3}
+    assert [fields(s) for s in sampler.samples] == [
+        fields(BUSY),
+        fields(BUSY),
+        fields(BUSY) | {name: pytest.approx(value) for name, value in measured.items()},
+        fields(BUSY),  # an older card beside it
+    ]
+    sampler.stop()
+    assert sampler.problems == []
+    assert (nvml.gpm_samples, nvml.references) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (pynvml.NVMLError_NotSupported, "GPU 0: its activity is not known from here on: Not Supported"),
+        (
+            pynvml.NVMLError_NoPermission,
+            "GPU 0: its activity is not known from here on: Insufficient Permissions (reading GPU counters "
+            "may need root or the driver option NVreg_RestrictProfilingToAdminUsers=0)",
+        ),
+    ],
+)
+def test_counters_that_fail_are_noted_once_and_all_else_goes_on(error, problem):
+    first = busy_card(gpm_supported=True, failing={"nvmlGpmSampleGet": error})
+    second = busy_card(uuid=B, bus_id="00000000:02:00.0", gpm_supported=True)
+    sampler, nvml = counting_sampler(first, second)
+    for _ in range(3):
+        sampler.sample_once()
+        first.work(0.2)
+        second.work(0.2, SM_UTIL=70.0)
+    sampler.stop()
+    assert sampler.problems == [problem]
+    assert [fields(s) for s in sampler.samples if s.gpu == 0] == [fields(BUSY)] * 3
+    assert [s.sm_active for s in sampler.samples if s.gpu == 1] == [None, *[pytest.approx(0.7)] * 2]
+    assert (nvml.gpm_samples, nvml.references) == ({}, 0)
+
+
+def test_a_card_with_counters_that_gets_lost_is_noted_once():
+    card = busy_card(gpm_supported=True)
+    sampler, nvml = counting_sampler(card)
+    sampler.sample_once()
+    card.work(0.2, SM_UTIL=70.0)
+    card.lost_after = card.reads
+    sampler.sample_once()
+    sampler.stop()
+    assert fields(sampler.samples[1]) == dict.fromkeys(fields(BUSY))
+    assert sampler.problems == ["GPU 0 was lost while sampling: its later cells stay empty"]
+    assert nvml.gpm_samples == {}
+
+
+def test_the_period_suits_the_counters():
+    card = busy_card(gpm_supported=True)
+    nvml = FakeNvml(card)
+    sampler = Sampler(visible_gpus(nvml, {}), nvml=nvml)
+    waits = []
+
+    class Stopping(threading.Event):
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            return True
+
+    sampler._stopping = Stopping()
+    sampler.start()
+    sampler._thread.join()
+    sampler.stop()
+    assert waits[0] > MIN_INTERVAL_S
+
+
+def intervals(gpu=0, **columns) -> list[TelemetrySample]:
+    """Samples of one GPU from columns of equal length, each at the end of its interval."""
+    return curve(gpu, t_s=columns["gpm_end_s"], **columns)
+
+
+def test_activity_counts_by_time_and_only_intervals_wholly_inside_a_window():
+    samples = intervals(
+        gpm_start_s=[0.90, 1.00, 1.25, 1.9, 3.0, 3.4],
+        gpm_end_s=[1.00, 1.25, 1.90, 2.1, 3.4, 3.6],
+        tensor_active=[0.01, 0.80, 0.40, 0.02, None, 0.03],
+        nvlink_rx_gb_per_s=[9.0, 10.0, 20.0, 9.0, 40.0, 9.0],
+    )
+    summary = summarize(samples, windows((1.0, 2.0), (3.0, 3.5)))
+    # Tensor cores: 0.25 s at 0.8 and 0.65 s at 0.4 are 0.46 in 0.9 s.
+    assert summary.tensor_active == pytest.approx(0.46 / 0.9)
+    # NVLink: 2.5 + 13 GB there, and 0.4 s at 40 in the second window.
+    assert summary.nvlink_rx_gb_per_s == pytest.approx((2.5 + 13 + 16) / 1.3)
+    assert summary.dram_active is None
+
+
+def test_an_interval_over_two_windows_is_in_neither():
+    samples = intervals(gpm_start_s=[1.2], gpm_end_s=[1.8], sm_active=[0.5])
+    assert summarize(samples, windows((1.0, 1.5), (1.5, 2.0))).sm_active is None
+
+
+def test_activity_is_that_of_one_gpu():
+    samples = intervals(0, gpm_start_s=[0.0], gpm_end_s=[1.0], dram_active=[0.5]) + intervals(
+        1, gpm_start_s=[0.0], gpm_end_s=[3.0], dram_active=[0.1]
+    )
+    assert summarize(samples, windows((0, 4))).dram_active == pytest.approx(0.2)
+
+
 # --- summary ---
 
 
@@ -307,7 +431,7 @@ def test_throttle_reasons_by_name(masks, names):
 def test_nothing_measured_is_none_everywhere():
     empty = {
         "gpu_util_mean", "gpu_util_max", "power_w_mean", "energy_j", "energy_source", "sm_clock_mhz_mean",
-        "temperature_c_max", "throttle_reasons", "memory_used_gib_max",
+        "temperature_c_max", "throttle_reasons", "memory_used_gib_max", *METRICS,
     }  # fmt: skip
     for samples, edges in [
         ([], [(0, 1)]),
@@ -366,6 +490,32 @@ def test_both_sources_agree_on_a_card_of_changing_power():
     assert integrated.energy_j == pytest.approx(exact_j, rel=1e-3)
 
 
+def test_both_energies_side_by_side():
+    # Two cards at 300 and 500 W over 2 of 4 s; the counters say 1 % more.
+    samples = curve(0, t_s=[0, 4], power_w=[300, 300], energy_j=[0, 1212]) + curve(
+        1, t_s=[0, 4], power_w=[500, 500], energy_j=[7, 2027]
+    )
+    assert energies_j(samples, windows((1, 3))) == (pytest.approx(1616), pytest.approx(1600))
+
+
+@pytest.mark.parametrize(
+    ("second_card", "edges", "known"),
+    [
+        ({"power_w": [200, 200], "energy_j": [None, None]}, [(0, 1)], (False, True)),
+        ({"power_w": [None, None], "energy_j": [0, 200]}, [(0, 1)], (True, False)),
+        ({"power_w": [None, 200], "energy_j": [0, 0]}, [(0, 1)], (False, False)),
+        ({"power_w": [200, 200], "energy_j": [0, 200]}, [], (False, False)),
+    ],
+)
+def test_each_energy_is_of_all_gpus_or_unknown(second_card, edges, known):
+    samples = curve(0, t_s=[0, 1], power_w=[100, 100], energy_j=[0, 100]) + curve(
+        1, t_s=[0, 1], **second_card
+    )
+    found = energies_j(samples, windows(*edges))
+    assert found == tuple(pytest.approx(300) if each else None for each in known)
+    assert energies_j([], windows((0, 1))) == (None, None)
+
+
 def test_energy_is_of_all_gpus():
     samples = curve(0, t_s=[0, 10], energy_j=[0, 3000]) + curve(1, t_s=[0, 10], energy_j=[50_000, 57_000])
     assert summarize(samples, windows((2, 4))).energy_j == pytest.approx(600 + 1400)
@@ -415,7 +565,8 @@ def test_csv_has_a_row_per_sample_and_empty_cells(tmp_path):
     path = tmp_path / "telemetry.csv"
     write_csv(path, [BUSY, TelemetrySample(t_s=7.6, gpu=1, utilization_percent=0)])
     full, sparse = csv.DictReader(path.read_text().splitlines())
-    assert {name: float(cell) for name, cell in full.items()} == vars(BUSY)
+    measured = {name: value for name, value in vars(BUSY).items() if value is not None}
+    assert {name: float(cell) for name, cell in full.items() if cell} == measured
     assert {name: cell for name, cell in sparse.items() if cell} == {
         "t_s": "7.6",
         "gpu": "1",
@@ -445,7 +596,7 @@ def test_load_before_the_start_is_told_in_a_sentence():
     ("card", "sentence"),
     [
         (FakeCard(), None),
-        (FakeCard(memory_used=GIB // 2, utilization=4), None),
+        (FakeCard(memory_used=GIB // 2, utilization=96), None),  # of the run before, which has just ended
         (FakeCard(processes={os.getpid(): GIB}), None),
         (
             FakeCard(memory_used=3 * GIB),
@@ -476,3 +627,55 @@ def test_no_load_without_a_driver():
     gpus = visible_gpus(nvml, {})
     nvml.init_error = pynvml.NVMLError_LibraryNotFound
     assert preexisting_load(gpus, nvml=nvml) == []
+
+
+# --- the row ---
+
+
+def row_of(samples: list[TelemetrySample], precision: str, **seen) -> RunRecord:
+    """Of two windows of 20 steps of 100 samples, 2 s each, on one H200."""
+    config = BenchmarkConfig(model="resnet50", gpus=1, per_replica_batch_size=100, precision=precision)
+    observed = Observed(
+        windows=[Window(0, 20, 2000, 0.0, 2.0), Window(1, 20, 2000, 3.0, 5.0)],
+        losses=[7.0, 6.0],
+        accuracies=[0.0, 0.1],
+        telemetry=samples,
+        **seen,
+    )
+    return fill(RunRecord(status="ok"), config, observed, [])
+
+
+def test_from_samples_and_cards_to_columns_and_gates():
+    card = FakeCard(gpm_supported=True, nvlinks=(1,), ecc_errors=(0, 2))
+    nvml = FakeNvml(card)
+    watch = CardWatch(visible_gpus(nvml, {}), nvml)
+    card.ecc_errors = (9, 3)
+    watch.look_again()
+    samples = curve(
+        t_s=[0.0, 2.0, 5.0], energy_j=[0.0, 800.0, 2000.0], power_w=[400.0, 400.0, 400.0],
+        utilization_percent=[90, 90, 90], sm_clock_mhz=[1700, 1700, 1700], memory_used_gib=[30.0, 31.0, 30.0],
+        gpm_start_s=[None, 0.0, 3.0], gpm_end_s=[None, 2.0, 5.0], sm_active=[None, 0.7, 0.9],
+        sm_occupancy=[None, 0.3, 0.5], tensor_active=[None, 0.001, 0.003], dram_active=[None, 0.6, 0.8],
+        pcie_rx_gb_per_s=[None, 1.0, 3.0], pcie_tx_gb_per_s=[None, 2.0, 4.0],
+        nvlink_rx_gb_per_s=[None, 10.0, 30.0], nvlink_tx_gb_per_s=[None, 20.0, 40.0],
+    )  # fmt: skip
+    row = row_of(samples, "mixed_float16", cards=watch, other_process_on_gpu=True)
+    expected = {
+        # 800 J in each window of 2,000 samples.
+        "energy_j_per_sample": 0.4, "samples_per_joule": 2.5, "sm_active": 0.8, "sm_occupancy": 0.4,
+        "tensor_active": 0.002, "dram_active": 0.7, "pcie_rx_gb_per_s": 2.0, "pcie_tx_gb_per_s": 3.0,
+        "nvlink_rx_gb_per_s": 20.0, "nvlink_tx_gb_per_s": 30.0, "memory_used_gib_max": 31.0,
+        "sm_clock_mhz_max": 1980, "power_limit_w": 700.0, "pcie_link": "5x16", "ecc_errors": 1,
+    }  # fmt: skip
+    assert {name: getattr(row, name) for name in expected} == pytest.approx(expected)
+    assert {
+        "clocks_below_90_percent", "other_process_on_gpu", "busy_without_tensor_cores", "ecc_errors"
+    } <= set(row.gates.split("|"))  # fmt: skip
+
+
+def test_a_row_of_a_card_that_says_nothing_has_empty_cells_and_trips_nothing():
+    row = row_of([], "mixed_float16")
+    assert {getattr(row, name) for name in (*METRICS.keys() - {"graphics_active"}, "samples_per_joule")} == {
+        None
+    }
+    assert row.gates == ""

@@ -6,14 +6,20 @@ TensorFlow-free, and knows nothing of the registries: names are checked against 
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from typing import Any
 
 # Fields that do not change what is measured: where results go and what is looked at outside the windows.
 _NOT_IN_RUN_KEY = frozenset(
-    {"results_dir", "tag", "tensorboard", "profile_steps", "requested_per_replica_batch_size"}
+    {"results_dir", "tag", "tensorboard", "profile_steps", "diagnose", "requested_per_replica_batch_size"}
 )
 
+# "outside": between two compiled programs. "inside": the whole step is one XLA program with the all-reduce in
+# it, which is faster on several GPUs; crashes and hangs of this were reported (tensorflow#56423, #61314).
+COLLECTIVES = ("outside", "inside")
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+MAX_SEED = 2**32 - 1  # NumPy's, which Keras seeds too
 LEARNING_RATE_SCHEDULES = ("constant", "cosine", "linear")
 
 
@@ -50,6 +56,7 @@ class BenchmarkConfig:
     accumulate: int = 1  # micro-batches summed into one optimizer update
     precision: str = "fp32"  # a name in tfbench.precision.PRECISIONS
     xla: bool = False
+    collectives: str = "outside"  # where gradients are summed over replicas: see COLLECTIVES
     optimizer: str = "sgd"  # a name in tfbench.optimizers.OPTIMIZERS
     learning_rate: float = 0.1  # peak, reached at the end of the warm-up
     lr_schedule: str = "constant"  # after the warm-up
@@ -66,12 +73,17 @@ class BenchmarkConfig:
     warmup_steps: int = 1  # untimed updates before them; the first one compiles
     windows: int = 1  # timed blocks of steps, synchronised at both edges
     steps_per_loop: int = 1  # updates inside one tf.function call
+    target_interval_percent: float = (
+        0.0  # windows go on until the rate's 95 % interval is within ± this; 0: no
+    )
+    max_windows: int | None = None  # that they go on to at most; None: three times `windows`
 
     # Where it is written.
     results_dir: str = "tfbench_results"
     tag: str = ""
     tensorboard: bool = True
     profile_steps: int = 0  # updates traced by the profiler, after the windows; 0: none
+    diagnose: bool = False  # after the windows, measure where a step's time goes
 
     def __post_init__(self) -> None:
         _check_counts(self)
@@ -82,6 +94,10 @@ class BenchmarkConfig:
             raise ConfigError("windows", self.windows, f"at most --steps={self.steps}: a window needs a step")
         if self.lr_schedule not in LEARNING_RATE_SCHEDULES:
             raise ConfigError("lr_schedule", self.lr_schedule, f"one of {', '.join(LEARNING_RATE_SCHEDULES)}")
+        if self.collectives not in COLLECTIVES:
+            raise ConfigError("collectives", self.collectives, f"one of {', '.join(COLLECTIVES)}")
+        if self.collectives == "inside" and not (self.xla and self.gpus):
+            raise ConfigError("collectives", self.collectives, "goes with --xla on GPUs only")
         if any(character in self.tag for character in "\n\r\0"):
             raise ConfigError("tag", repr(self.tag), "one line of text")
 
@@ -104,6 +120,11 @@ class BenchmarkConfig:
     def total_steps(self) -> int:
         """Optimizer updates of warm-up and windows together."""
         return self.warmup_steps + self.steps
+
+    @property
+    def most_windows(self) -> int:
+        """Windows that a run measures at most."""
+        return self.max_windows or 3 * self.windows
 
     @property
     def steps_of_windows(self) -> tuple[int, ...]:
@@ -134,12 +155,23 @@ def _check_counts(config: BenchmarkConfig) -> None:
         "gpus": 0, "cpu_replicas": 1, "per_replica_batch_size": 1, "accumulate": 1, "steps": 1,
         "warmup_steps": 1, "windows": 1, "steps_per_loop": 1, "lr_warmup_steps": 0, "profile_steps": 0,
         "seed": 0, "image_size": 8, "seq_length": 8, "lr_total_steps": 1,
+        "max_windows": config.windows,
     }  # fmt: skip
     for flag, minimum in least.items():
         value = getattr(config, flag)
         if value is not None and value < minimum:
             why = ": the first step compiles and is never timed" if flag == "warmup_steps" else ""
             raise ConfigError(flag, value, f"a whole number of at least {minimum}{why}")
+    if config.seed > MAX_SEED:
+        raise ConfigError("seed", config.seed, f"a whole number from 0 to {MAX_SEED}")
+
+
+_RATES = (
+    ("learning_rate", math.inf),
+    ("weight_decay", math.inf),
+    ("dropout", 1.0),
+    ("target_interval_percent", 100.0),
+)
 
 
 def _check_rates(config: BenchmarkConfig) -> None:
@@ -148,9 +180,11 @@ def _check_rates(config: BenchmarkConfig) -> None:
     Raises:
         ConfigError: one is outside it.
     """
-    for flag, upper in (("learning_rate", None), ("weight_decay", None), ("dropout", 1.0)):
+    for flag, upper in _RATES:
         value = getattr(config, flag)
-        if not (value >= 0 and (upper is None or value < upper)):  # written so that NaN is refused
-            raise ConfigError(flag, value, "at least 0" + (f" and below {upper:g}" if upper else ""))
-    if not config.initial_loss_scale >= 1:
-        raise ConfigError("initial_loss_scale", config.initial_loss_scale, "at least 1")
+        if not 0 <= value < upper:  # written so that NaN is refused
+            below = "finite" if upper == math.inf else f"below {upper:g}"
+            accepted = f"a number of at least 0 and {below}"
+            raise ConfigError(flag, value, accepted)
+    if not 1 <= config.initial_loss_scale <= FLOAT32_MAX:
+        raise ConfigError("initial_loss_scale", config.initial_loss_scale, "a float32 of at least 1")

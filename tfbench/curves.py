@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from tfbench.config import BenchmarkConfig
 from tfbench.journal import Observed
+from tfbench.measure.gpm import METRICS
 from tfbench.measure.telemetry import summarize
 
 
@@ -49,7 +50,7 @@ class Curves:
             "gpu/power_w": gpu.power_w_mean,
             "gpu/sm_clock_mhz": gpu.sm_clock_mhz_mean,
             "gpu/temperature_c": gpu.temperature_c_max,
-        }
+        } | {f"gpu/{name}": getattr(gpu, name) for name in METRICS}
         with self._writer.as_default():
             for name, value in points.items():
                 if value is not None:

@@ -14,6 +14,7 @@ from tfbench.models.spec import Defaults
 from tfbench.precision import PRECISIONS, fastest_precision
 
 MEMORY_SHARE = 0.8  # of a GPU's memory that a default batch may take; the rest is weights and workspaces
+TARGET_INTERVAL_PERCENT = 0.5  # on GPUs; nvbench's default stopping rule is of the same size
 LR_WARMUP_SHARE = 0.1  # of all updates of a run
 
 
@@ -39,7 +40,8 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     sizes = _sizes(spec, spec.on_gpu if gpus else spec.on_cpu, chosen, machine.gpus[:gpus])
     if not gpus:
         sentences.append(_shrunk(spec, sizes, chosen))
-    config = BenchmarkConfig(**_other_defaults(spec, sizes, bool(gpus)) | sizes | chosen | {"gpus": gpus})
+    sized = sizes | chosen
+    config = BenchmarkConfig(**_other_defaults(spec, sized, bool(gpus)) | sized | {"gpus": gpus})
     _refuse_sizes(config, spec)
     parse(config.data)[0].check(config, spec)
     return config, [*filter(None, sentences), *_doubts(config, compute_capability)]
@@ -58,12 +60,11 @@ def _gpus(asked: str | int, machine: Machine) -> tuple[int, list[str]]:
         gpus = int(asked)
     except ValueError:
         raise ConfigError("gpus", asked, "a whole number, or auto for all that are visible") from None
-    if gpus > present:
-        why = f"{present} are visible" if present else f"none is visible: {machine.reason_without_gpu}"
-        raise ConfigError("gpus", gpus, f"{why}. --gpus=auto takes what is there, --gpus=0 the CPU")
-    mig = [gpu for gpu in machine.gpus[:gpus] if gpu.is_mig]
-    if mig and gpus > 1:
+    if gpus > 1 and any(gpu.is_mig for gpu in machine.gpus):  # of which the probe never gives more than one
         raise ConfigError("gpus", gpus, "CUDA opens one MIG slice in a process: use --gpus=1")
+    if gpus > present:
+        why = f"only {present} visible" if present else f"none is visible: {machine.reason_without_gpu}"
+        raise ConfigError("gpus", gpus, f"{why}. --gpus=auto takes what is there, --gpus=0 the CPU")
     return gpus, []
 
 
@@ -112,9 +113,9 @@ def _sizes(
     return sizes
 
 
-def _other_defaults(spec: ModelSpec, sizes: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
+def _other_defaults(spec: ModelSpec, sized: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
     """Everything else that depends on the model or the device."""
-    total = sizes.get("steps", 0) + sizes.get("warmup_steps", 0)
+    total = sized["steps"] + sized["warmup_steps"]
     return {
         "optimizer": spec.optimizer,
         "learning_rate": spec.learning_rate,
@@ -122,6 +123,7 @@ def _other_defaults(spec: ModelSpec, sizes: dict[str, Any], on_gpu: bool) -> dic
         "dropout": spec.dropout,
         "lr_warmup_steps": int(LR_WARMUP_SHARE * total),
         "xla": on_gpu,
+        "target_interval_percent": TARGET_INTERVAL_PERCENT if on_gpu else 0.0,
     }
 
 

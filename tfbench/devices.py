@@ -25,9 +25,9 @@ def set_environment(config: BenchmarkConfig, environ: MutableMapping[str, str] =
     environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     environ.setdefault("TF_GPU_THREAD_MODE", "gpu_private")  # launches do not queue behind input threads
     environ["KERAS_BACKEND"] = "tensorflow"
-    logging.getLogger("tensorflow").setLevel(logging.WARNING)
-    if config.deterministic and config.gpus:
-        flags = environ.get("XLA_FLAGS", "")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    flags = environ.get("XLA_FLAGS", "")
+    if config.deterministic and config.gpus and "--xla_gpu_deterministic_ops" not in flags:
         environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
 
 
@@ -111,13 +111,13 @@ def check_devices(devices: list[str], xla: bool) -> None:
     import tensorflow as tf
 
     for device in devices:
-        with tf.device(device):
-            ones = tf.ones((64, 64))
-            product = tf.function(tf.matmul, jit_compile=xla)
-            try:
+        product = tf.function(tf.matmul, jit_compile=xla)
+        try:
+            with tf.device(device):
+                ones = tf.ones((64, 64))
                 result = product(ones, ones).numpy()
-            except tf.errors.OpError as error:
-                raise DeviceError(f"{device} cannot multiply two matrices: {error.message}") from error
+        except tf.errors.OpError as error:
+            raise DeviceError(f"{device} cannot multiply two matrices: {error.message}") from error
         if not (result == 64).all():
             raise DeviceError(f"{device} multiplies wrongly: 64 ones times 64 ones gave {result[0, 0]}")
 

@@ -1,5 +1,6 @@
 """What a run shows while it runs: a progress bar on a terminal, plain lines elsewhere. TensorFlow-free."""
 
+import contextlib
 import logging
 from types import TracebackType
 from typing import Self
@@ -7,41 +8,49 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 log = logging.getLogger("tfbench")
 log.propagate = False  # what goes to the terminal is decided here
 log.addHandler(logging.NullHandler())
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Go on unseen: a reader that has gone (`| head`) does not cost the run its row."""
+        with contextlib.suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 class Display:
     """Messages, progress and the final table; everything also goes to the log."""
 
     def __init__(self, console: Console | None = None):
-        self.console = console or Console(highlight=False)
+        self.console = console or _Console()
 
     def say(self, text: str) -> None:
         """One step of the run."""
         log.info(text)
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(Text(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Something that makes the result smaller than the user may think."""
         log.warning(text)
-        self.console.print(f"[yellow]warning:[/yellow] {_escaped(text)}", soft_wrap=True)
+        self.console.print(Text.assemble(("warning:", "yellow"), " ", text), soft_wrap=True)
 
     def error(self, text: str) -> None:
         """Why there is no result."""
         log.error(text)
-        self.console.print(f"[red]error:[/red] {_escaped(text)}", soft_wrap=True)
+        self.console.print(Text.assemble(("error:", "red"), " ", text), soft_wrap=True)
 
     def table(self, title: str, rows: list[tuple[str, str, str]]) -> None:
         """The result: (name, value, remark) a row."""
-        table = Table(title=title, title_justify="left", show_header=False, pad_edge=False)
+        table = Table(title=Text(title), title_justify="left", show_header=False, pad_edge=False)
         table.add_column(no_wrap=True)
         table.add_column(justify="right", style="bold", no_wrap=True)
         table.add_column(style="dim", overflow="fold")
         for row in rows:
-            table.add_row(*(_escaped(cell) for cell in row))
+            table.add_row(*map(Text, row))  # as it is: no markup, no emoji codes
             log.info("%s: %s %s", *row)
         self.console.print(table)
 
@@ -74,6 +83,11 @@ class StepProgress:
     ) -> None:
         self._bar.stop()
 
+    def extend(self, steps: int) -> None:
+        """There will be `steps` more than was thought."""
+        self.total += steps
+        self._bar.update(self._task, total=self.total)
+
     def advance(self, steps: int, phase: str, figures: str = "") -> None:
         """`steps` more are done; `figures` are the rate and loss so far."""
         self.done += steps
@@ -81,9 +95,4 @@ class StepProgress:
         line = f"step {self.done}/{self.total}  {phase}  {figures}".rstrip()
         log.info(line)
         if not self.display.console.is_terminal:
-            self.display.console.print(line, markup=False, soft_wrap=True)
-
-
-def _escaped(text: str) -> str:
-    """Text that rich prints as it is."""
-    return text.replace("[", r"\[")
+            self.display.console.print(Text(line), soft_wrap=True)

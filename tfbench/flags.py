@@ -1,11 +1,12 @@
 """absl flags ↔ BenchmarkConfig. TensorFlow-free: --help and a refused flag answer at once."""
 
 import dataclasses
+import re
 from typing import Any
 
 from absl import flags
 
-from tfbench.config import LEARNING_RATE_SCHEDULES, BenchmarkConfig, ConfigError
+from tfbench.config import COLLECTIVES, LEARNING_RATE_SCHEDULES, BenchmarkConfig, ConfigError
 from tfbench.data import DATASETS
 from tfbench.models import MODELS
 from tfbench.optimizers import OPTIMIZERS
@@ -13,6 +14,7 @@ from tfbench.precision import PRECISIONS
 
 FLAGS = flags.FLAGS
 _AUTO = " Default: fits the model and the device."
+_ACCEPTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}  # by absl's type
 
 
 def _data_help() -> str:
@@ -37,6 +39,13 @@ flags.DEFINE_enum(
     "precision", None, list(PRECISIONS), "Number format. Default: the fastest that the device runs well."
 )
 flags.DEFINE_bool("xla", None, "Compile the step with XLA. Default: on a GPU.")
+flags.DEFINE_enum(
+    "collectives",
+    "outside",
+    COLLECTIVES,
+    "Where replicas sum gradients: between two compiled programs, or inside one XLA program (faster; hangs "
+    "of this were reported in public).",
+)
 flags.DEFINE_enum("optimizer", None, list(OPTIMIZERS), "Default: the model's published one.")
 flags.DEFINE_float("learning_rate", None, "Peak learning rate. Default: the model's.")
 flags.DEFINE_enum("lr_schedule", "constant", LEARNING_RATE_SCHEDULES, "After the learning rate's warm-up.")
@@ -54,6 +63,18 @@ flags.DEFINE_integer("steps", None, "Timed optimizer updates, all windows togeth
 flags.DEFINE_integer("warmup_steps", None, "Untimed updates before them." + _AUTO)
 flags.DEFINE_integer("windows", None, "Timed blocks that the steps are dealt into." + _AUTO)
 flags.DEFINE_integer("steps_per_loop", None, "Updates in one call of the compiled loop." + _AUTO)
+
+flags.DEFINE_float(
+    "target_interval_percent",
+    None,
+    "Add windows until the 95 % interval of the rate is within ± this; 0: do not. Default: 0.5 on GPUs.",
+)
+flags.DEFINE_integer(
+    "max_windows", None, "That --target_interval_percent may go on to. Default: 3 × --windows."
+)
+flags.DEFINE_bool(
+    "diagnose", False, "After the windows, measure where a step's time goes, and say what to try."
+)
 
 flags.DEFINE_string("results_dir", "tfbench_results", "Folder of runs.csv and of a folder for each run.")
 flags.DEFINE_string("tag", "", "Your own label for the row.")
@@ -80,6 +101,9 @@ def to_flags(config: BenchmarkConfig) -> list[str]:
     return lines
 
 
-def usage_error(error: ConfigError) -> str:
-    """The one message of a refused flag."""
-    return f"{error}\nSee python -m tfbench.train --help"
+def usage_error(error: ConfigError | flags.Error) -> str:
+    """The one message of a refused flag: absl's own do not say what a number or a switch may be."""
+    refused = re.match(r"flag --(\w+)=", f"{error}")
+    accepted = _ACCEPTED.get(FLAGS[refused[1]].flag_type()) if refused else None
+    expected = f"; expected {accepted}" if accepted else ""
+    return f"{error}{expected}\nSee python -m tfbench.train --help"

@@ -1,5 +1,6 @@
 """A run's folder and its row: opened before anything long, written whatever ends the run. TensorFlow-free."""
 
+import contextlib
 import dataclasses
 import datetime
 import faulthandler
@@ -7,6 +8,9 @@ import json
 import logging
 import os
 import shlex
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,11 @@ import tfbench
 from tfbench import records
 from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.flags import to_flags
+from tfbench.measure.card_watch import CardWatch
 from tfbench.measure.telemetry import TelemetrySample
 from tfbench.measure.telemetry import write_csv as write_telemetry_csv
 from tfbench.measure.timing import Window, write_windows_csv
+from tfbench.measure.verdict import Parts
 from tfbench.records import RunRecord
 
 log = logging.getLogger("tfbench")
@@ -31,13 +37,26 @@ class Observed:
     accuracies: list[float] = dataclasses.field(default_factory=list)  # share right in each window
     telemetry: list[TelemetrySample] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
+    sensor_problems: list[str] = dataclasses.field(default_factory=list)  # of the sampler's thread
+    cards: CardWatch | None = None  # of the run's GPUs
+    other_process_on_gpu: bool | None = None  # before the run
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # columns of the row, by name
     first_call_s: float | None = None  # of the loop: tracing, compiling and one step
     steps_run: int = 0  # asked of the loop
     iterations: int | None = None  # counted by the step itself
     retraces: int | None = None  # inside the windows
+    matrix_flops: float | None = None  # FLOP/s of a large product on this card
+    parts: Parts | None = None  # of a step, where the run was diagnosed
     weights_before: Any = None  # TrainStep.fingerprint at the start
     weights_changed: bool | None = None
+
+    def add_window(self, window: Window, loss: float, accuracy: float) -> None:
+        """A whole window: Ctrl-C comes before this statement or after it, never between its parts."""
+        self.windows, self.losses, self.accuracies = (
+            [*self.windows, window],
+            [*self.losses, loss],
+            [*self.accuracies, accuracy],
+        )
 
 
 class Journal:
@@ -77,17 +96,41 @@ class Journal:
         record.flags = shlex.join(to_flags(self.config))
 
     def close(self, record: RunRecord, observed: Observed) -> None:
-        """Write what was seen, the row last, and end the log."""
-        write_windows_csv(self.folder / "windows.csv", observed.windows, observed.losses)
-        write_telemetry_csv(self.folder / "telemetry.csv", observed.telemetry)
-        records.append(self.rows_path, record)
-        log.info("row written: %s", record.status)
+        """Write what was seen, the row first, and end the log. Ctrl-C waits until it is done."""
+        with _undisturbed():
+            records.append(self.rows_path, record)
+            log.info("row written: %s", record.status)
+            write_windows_csv(self.folder / "windows.csv", observed.windows, observed.losses)
+            write_telemetry_csv(self.folder / "telemetry.csv", observed.telemetry)
         faulthandler.enable()
         log.removeHandler(self._handler)
         self._handler.close()
 
     def _write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The block runs to its end; an interrupt that comes meanwhile is raised then.
+
+    Only the main thread may set signal handlers, and only it gets signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    late: list[int] = []  # signals by number
+    kept = {
+        number: signal.signal(number, lambda got, frame: late.append(got))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    for got in late:
+        signal.raise_signal(got)
 
 
 def _log_to(path: Path) -> logging.Handler:

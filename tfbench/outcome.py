@@ -21,6 +21,7 @@ _OUT_OF_MEMORY = re.compile(
     r"CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|failed to create cublas handle",
     re.IGNORECASE,
 )
+_HOST_ALLOCATOR = re.compile(r"by allocator (mkl)?cpu|by allocator gpu_host", re.IGNORECASE)
 _UNSUPPORTED_GPU = re.compile(
     r"no kernel image is available|INVALID_PTX|UNSUPPORTED_PTX_VERSION|unsupported gpu architecture",
     re.IGNORECASE,
@@ -36,6 +37,8 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "interrupted", "stopped by the user"
     if isinstance(error, MemoryError):
         return "host_oom", "the host has no memory left"
+    if _HOST_ALLOCATOR.search(text):
+        return "host_oom", f"out of host memory; a smaller batch may fit: {_first_lines(text)}"
     if name == "ResourceExhaustedError" or _OUT_OF_MEMORY.search(text):
         return "oom", f"out of GPU memory; a smaller --per_replica_batch_size may fit: {_first_lines(text)}"
     if name in ("OutOfRangeError", "StopIteration"):

@@ -88,9 +88,15 @@ class RunRecord:
     step_time_ms_p50: float | None = _column("ms", "median over the windows' mean step times")
     step_time_ms_p90: float | None = _column("ms", "90th percentile over the windows' mean step times")
     step_time_ms_p99: float | None = _column("ms", "99th percentile over the windows' mean step times")
+    drift_percent: float | None = _column(
+        "%", "change of the rate from the first window to the last, along their line; negative: slower"
+    )
+    outlier_windows: int | None = _column(
+        "windows", "whose step time lies far from the others'; they stay in every figure"
+    )
     compile_time_s: float | None = _column("s", "tracing and compiling the step, where it can be told apart")
     time_to_first_step_s: float | None = _column("s", "start of the build to the end of the first step")
-    cache_state: str | None = _column("", "whether compiled code was found in a cache")
+    cache_state: str | None = _column("", "whether compiled code was found in a cache; empty: none is used")
 
     flops_per_sample: int | None = _column(
         "FLOP", "forward and backward of one sample, matmul and convolution only, 1 MAC = 2 FLOPs"
@@ -104,23 +110,49 @@ class RunRecord:
     strong_scaling_efficiency: float | None = _column(
         "share", "step time on one ÷ N ÷ step time on N, at the same global batch"
     )
+    weak_scaling_efficiency_low: float | None = _column("share", "lower end of its 95 % interval")
+    weak_scaling_efficiency_high: float | None = _column("share", "upper end of its 95 % interval")
     baseline_run_id: str | None = _column("", "the one-GPU row that the efficiency compares with")
 
     gpu_util_mean: float | None = _column("%", "share of time a kernel ran, mean over GPUs and samples")
     gpu_util_max: float | None = _column("%", "its highest sample")
-    tensor_active: float | None = _column("share", "activity of the tensor cores")
-    dram_active: float | None = _column("share", "activity of the GPU's memory")
+    tensor_active: float | None = _column("share", "time in which the tensor cores computed")
+    dram_active: float | None = _column("share", "used bandwidth of the GPU's memory")
+    sm_active: float | None = _column("share", "multiprocessors that had work")
+    sm_occupancy: float | None = _column("share", "warps on the multiprocessors ÷ the most that fit")
+    pcie_rx_gb_per_s: float | None = _column("GB/s", "PCIe traffic to one GPU, 10⁹ bytes")
+    pcie_tx_gb_per_s: float | None = _column("GB/s", "PCIe traffic from one GPU")
+    nvlink_rx_gb_per_s: float | None = _column("GB/s", "NVLink traffic to one GPU, all its links together")
+    nvlink_tx_gb_per_s: float | None = _column("GB/s", "NVLink traffic from one GPU")
+    pcie_link: str | None = _column(
+        "", "PCIe generation x lanes right after the windows, such as 5x16; different ones joined by |"
+    )
     power_w_mean: float | None = _column("W", "power of one GPU, mean over GPUs and samples")
+    power_limit_w: float | None = _column("W", "enforced power limit; the lowest of the GPUs")
     energy_j_per_sample: float | None = _column("J", "energy of all GPUs inside the windows ÷ samples")
+    samples_per_joule: float | None = _column("samples/J", "its inverse")
     energy_source: str | None = _column("", "counter: the card's own; integrated_power: from power samples")
     sm_clock_mhz_mean: float | None = _column("MHz", "clock of the multiprocessors")
+    sm_clock_mhz_max: float | None = _column("MHz", "highest clock they allow; the lowest of the GPUs")
     temperature_c_max: float | None = _column("°C", "highest temperature of a GPU")
     throttle_reasons: str | None = _column(
         "", "why clocks were lowered inside the windows, joined by |; empty where never or not readable"
     )
+    ecc_errors: int | None = _column("errors", "uncorrected memory errors of all GPUs during the run")
     peak_memory_gib: float | None = _column("GiB", "highest use of one GPU by the allocator, after warm-up")
+    memory_used_gib_max: float | None = _column(
+        "GiB", "highest use of one GPU inside the windows, by all processes, TensorFlow's pool included"
+    )
     host_rss_gib: float | None = _column("GiB", "resident memory of the process")
     input_wait_fraction: float | None = _column("share", "share of the windows spent waiting for input")
+
+    input_wait_ms: float | None = _column("ms", "of a step: what goes away without input (--diagnose)")
+    compute_ms: float | None = _column("ms", "of a step: what none of the other parts is (--diagnose)")
+    exposed_communication_ms: float | None = _column(
+        "ms", "of a step: what goes away without the all-reduce (--diagnose)"
+    )
+    host_gap_ms: float | None = _column("ms", "of a step: the host between calls of the loop (--diagnose)")
+    verdict: str | None = _column("", "what holds the run back most (--diagnose)")
 
     loss_first: float | None = _column("", "mean loss of the first window")
     loss_last: float | None = _column("", "mean loss of the last window")
@@ -203,7 +235,11 @@ def read(path: str | os.PathLike[str]) -> list[RunRecord]:
         _LOG.warning(
             "%s: ignored its unfinished last line, left by a writer that was stopped: %r", path, torn
         )
-    rows = csv.reader(io.StringIO(lines.decode(), newline=""))
+    try:
+        text = lines.decode()
+    except UnicodeDecodeError as error:
+        raise SchemaError(f"{path} holds what is no text: {error}. The file was not changed") from error
+    rows = csv.reader(io.StringIO(text, newline=""))
     next(rows, None)  # the header, already checked
     return [_from_cells(path, rows.line_num, cells) for cells in rows]
 
@@ -312,7 +348,8 @@ _ALIKE = (
 _FREE_FLAGS = frozenset(
     {"gpus", "seed", "steps", "windows", "warmup_steps", "tag", "results_dir", "tensorboard", "profile_steps",
      "per_replica_batch_size", "requested_per_replica_batch_size", "learning_rate", "lr_schedule",
-     "lr_warmup_steps", "lr_total_steps", "weight_decay", "initial_loss_scale"}
+     "lr_warmup_steps", "lr_total_steps", "weight_decay", "initial_loss_scale", "diagnose",
+     "target_interval_percent", "max_windows"}
 )  # fmt: skip
 
 

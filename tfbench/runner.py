@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tfbench import devices, outcome, precision, stages, summary
 from tfbench.config import BenchmarkConfig
@@ -11,14 +11,20 @@ from tfbench.display import Display
 from tfbench.journal import Journal, Observed
 from tfbench.measure.telemetry import Sampler
 from tfbench.records import RunRecord
+from tfbench.training import Training
 
 
-def run(config: BenchmarkConfig, display: Display | None = None) -> RunRecord:
+def run(
+    config: BenchmarkConfig,
+    display: Display | None = None,
+    afterwards: Callable[[Training, Observed], None] | None = None,
+) -> RunRecord:
     """Train, measure, and write the row.
 
     Args:
         config: complete and checked; one process runs one.
         display: where to show the way of the run; default: standard output.
+        afterwards: a further look at what was trained, after everything that is in the row.
 
     Returns:
         The row as written. Whatever ended the run is its `status`.
@@ -35,22 +41,25 @@ def run(config: BenchmarkConfig, display: Display | None = None) -> RunRecord:
             names = devices.open_devices(config)
             devices.check_devices(names, config.xla)
         display.say(stages.announcement(config, names, visible))
+        stages.measure_ceiling(config, visible, observed, display)
 
         build_start_s = time.monotonic()
         precision.apply(config.precision)
         strategy = devices.build_strategy(names)
         training = stages.build(config, strategy, observed)
         with Sampler(visible) as sampler, display.steps(config.total_steps) as progress:
-            observed.telemetry = sampler.samples
-            stages.warm_up(config, training, observed, progress, build_start_s)
+            observed.telemetry, observed.sensor_problems = sampler.samples, sampler.problems
+            with devices.native_messages_to(journal.folder / "train.log"):
+                stages.warm_up(config, training, observed, progress, build_start_s)
             with Curves(config, journal.folder) as curves:
                 stages.measure(config, training, observed, progress, curves)
-        observed.warnings += sampler.problems
         stages.look_at_state(training, observed)
-        stages.measure_input_wait(config, training, observed, display)
-        stages.profile(config, training, observed, journal.folder)
+        stages.look_closer(config, training, observed, display)
+        stages.profile(config, training, observed, journal.folder, display)
+        if afterwards is not None:
+            afterwards(training, observed)
         record.status = "ok" if observed.iterations else "no_update"
-    stages.show(record, journal, display)
+    stages.show(record, observed, journal, display)
     return record
 
 
@@ -65,5 +74,7 @@ def _recorded(record: RunRecord, journal: Journal, observed: Observed, display: 
         display.error(record.note)
     stages.look_at_host(observed)
     journal.identify(record)
-    summary.fill(record, journal.config, observed, journal.earlier_rows)
-    journal.close(record, observed)
+    try:
+        summary.fill(record, journal.config, observed, journal.earlier_rows)
+    finally:  # a figure that cannot be worked out is a defect, but costs its cell and not the row
+        journal.close(record, observed)

@@ -1,7 +1,5 @@
 """The stages of a run, in their order; `tfbench.runner` strings them together."""
 
-import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,27 +10,19 @@ import psutil
 from tfbench import devices, summary
 from tfbench.config import BenchmarkConfig
 from tfbench.curves import Curves
-from tfbench.data import Input, open_input
+from tfbench.data import open_input
 from tfbench.display import Display, StepProgress
 from tfbench.hardware import environment, gpus
 from tfbench.journal import Journal, Observed
 from tfbench.measure import statistics
+from tfbench.measure.card_watch import CardWatch
 from tfbench.measure.telemetry import preexisting_load
 from tfbench.measure.timing import WindowTimer
 from tfbench.models import MODELS
 from tfbench.records import RunRecord, baseline_command
+from tfbench.training import Training, run_steps
 
 GIB = 2**30
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """What trains: made by `build`."""
-
-    strategy: Any  # tf.distribute.Strategy
-    step: Any  # step.TrainStep
-    source: Input
-    loop: Any  # step.HostLoop over step and source
 
 
 def look_around(
@@ -56,7 +46,10 @@ def look_around(
             "compute_capability": ".".join(map(str, capability)) if capability else None,
             "driver": probe.driver,
         }
-        observed.warnings += preexisting_load(visible)
+        load = preexisting_load(visible)
+        observed.warnings += load
+        observed.other_process_on_gpu = bool(load)
+        observed.cards = CardWatch(visible)
     for sentence in observed.warnings:
         display.warn(sentence)
     return visible
@@ -71,6 +64,19 @@ def announcement(config: BenchmarkConfig, names: list[str], visible: list[gpus.G
         f"{config.data}; batch {config.per_replica_batch_size} a replica{accumulated} × "
         f"{config.num_replicas} = {config.global_batch_size}. The first step compiles and takes longest."
     )
+
+
+def measure_ceiling(
+    config: BenchmarkConfig, visible: list[gpus.Gpu], observed: Observed, display: Display
+) -> None:
+    """The matrix rate of this very card, for the share of it that the training reaches; seconds, once."""
+    from tfbench import ceilings
+
+    if not visible:
+        return
+    versions = {name: observed.facts[name] for name in ("driver", "tensorflow")}
+    observed.matrix_flops = ceilings.matrix_flops(visible[0], config.precision, versions)
+    display.say(f"matrix product here: {observed.matrix_flops / 1e12:,.0f} TFLOP/s at {config.precision}")
 
 
 def build(config: BenchmarkConfig, strategy: Any, observed: Observed) -> Training:
@@ -109,7 +115,8 @@ def warm_up(
     observed.first_call_s = end_s - call_start_s
     observed.steps_run = 1
     progress.advance(1, "warm-up", f"loss {loss:.4f}")
-    _run_steps(config, training, config.warmup_steps - 1, observed)
+    run_steps(training.loop, config.warmup_steps - 1, config.steps_per_loop)
+    observed.steps_run = config.warmup_steps
     devices.synchronize()
     progress.advance(config.warmup_steps - 1, "warm-up")
     devices.reset_peak_memory(config.gpus)
@@ -124,36 +131,42 @@ def measure(
         RuntimeError: the step was traced again inside a window.
     """
     timer = WindowTimer(devices.synchronize)
-    observed.windows = timer.windows
     traces = training.loop.num_traces
-    for steps in config.steps_of_windows:
-        before = observed.steps_run
+    for steps in _steps_of_windows(config, observed, progress):
         with timer.window() as counted:
-            totals = _run_steps(config, training, steps, observed)
-            done = observed.steps_run - before
-            counted.add(done, done * config.global_batch_size)
-        observed.losses.append(sum(float(each.loss_sum) for each in totals) / done)
+            totals = run_steps(training.loop, steps, config.steps_per_loop)
+            counted.add(steps, steps * config.global_batch_size)
+        observed.steps_run += steps
+        loss = sum(float(each.loss_sum) for each in totals) / steps
         right = sum(float(each.correct) for each in totals)
-        observed.accuracies.append(right / sum(float(each.predictions) for each in totals))
-        rate = statistics.samples_per_sec(timer.windows)
+        accuracy = right / sum(float(each.predictions) for each in totals)
+        observed.add_window(timer.windows[-1], loss, accuracy)
+        rate = statistics.samples_per_sec(observed.windows)
         figures = f"{rate:,.1f} samples/s  loss {observed.losses[-1]:.4f}"
-        progress.advance(done, "measuring", figures)
+        progress.advance(steps, "measuring", figures)
         curves.add(observed)
+    if observed.cards is not None:
+        observed.cards.look_again()
     observed.retraces = training.loop.num_traces - traces
     observed.facts["peak_memory_gib"] = devices.peak_memory_gib(config.gpus)
     if observed.retraces:
         raise RuntimeError("the step was traced again inside a timed window: its time holds a compilation")
 
 
-def _run_steps(config: BenchmarkConfig, training: Training, steps: int, observed: Observed) -> list[Any]:
-    """`steps` updates in calls of steps_per_loop; their totals, still on the device."""
-    totals = []
-    while steps:
-        chunk = min(steps, config.steps_per_loop)
-        totals.append(training.loop(chunk))
-        observed.steps_run += chunk
-        steps -= chunk
-    return totals
+def _steps_of_windows(config: BenchmarkConfig, observed: Observed, progress: StepProgress) -> Iterator[int]:
+    """The windows asked for, then more of them until the rate is known as well as asked for."""
+    yield from config.steps_of_windows
+    steps = config.steps_of_windows[-1]
+    while config.target_interval_percent and len(observed.windows) < config.most_windows:
+        interval = statistics.rate_interval(observed.windows)
+        rate = statistics.samples_per_sec(observed.windows)
+        if (
+            interval
+            and max(interval[1] - rate, rate - interval[0]) <= config.target_interval_percent / 100 * rate
+        ):
+            return
+        progress.extend(steps)
+        yield steps
 
 
 def look_at_state(training: Training, observed: Observed) -> None:
@@ -174,61 +187,51 @@ def look_at_host(observed: Observed) -> None:
     observed.facts["host_rss_gib"] = psutil.Process().memory_info().rss / GIB
 
 
-def measure_input_wait(
-    config: BenchmarkConfig, training: Training, observed: Observed, display: Display
+def look_closer(config: BenchmarkConfig, training: Training, observed: Observed, display: Display) -> None:
+    """Where a step's time goes: all of it with --diagnose, else only the wait for input."""
+    from tfbench import diagnose
+
+    if config.diagnose:
+        observed.parts = diagnose.measure_parts(config, training, display)
+        observed.facts["input_wait_fraction"] = observed.parts.share(observed.parts.input_wait)
+    else:
+        observed.facts["input_wait_fraction"] = diagnose.measure_input_wait(config, training, observed)
+
+
+def profile(
+    config: BenchmarkConfig, training: Training, observed: Observed, folder: Path, display: Display
 ) -> None:
-    """Share of a step that waits for input: one more window's steps on a batch that stays on the device.
+    """Trace some steps for TensorBoard's profiler: after the windows, because tracing slows the step.
 
-    Synthetic data is such a batch already and waits for nothing.
+    A profiler that fails costs the trace, not the run.
     """
-    from tfbench.step import HostLoop
-
-    if training.source.resident:
-        observed.facts["input_wait_fraction"] = 0.0
-        return
-    display.say("The same steps without input, to see how long a step waits for it.")
-    batch = training.source.next()
-    resident = dataclasses.replace(training, loop=HostLoop(training.strategy, training.step, lambda: batch))
-    unseen = Observed()
-    _run_steps(config, resident, config.steps_per_loop, unseen)  # traces the loop; compiles nothing anew
-    timer = WindowTimer(devices.synchronize)
-    with timer.window() as counted:
-        _run_steps(config, resident, config.steps_of_windows[0], unseen)
-        counted.add(config.steps_of_windows[0], config.steps_of_windows[0] * config.global_batch_size)
-    with_input_ms = statistics.step_time_ms(observed.windows).mean
-    without_ms = statistics.step_time_ms(timer.windows).mean
-    observed.facts["input_wait_fraction"] = max(1 - without_ms / with_input_ms, 0.0)
-
-
-def profile(config: BenchmarkConfig, training: Training, observed: Observed, folder: Path) -> None:
-    """Trace some steps for TensorBoard's profiler: after the windows, because tracing slows the step."""
     if not config.profile_steps:
         return
-    with _profiler(folder, observed):
-        training.loop(config.profile_steps)
-        devices.synchronize()
-
-
-@contextlib.contextmanager
-def _profiler(folder: Path, observed: Observed) -> Iterator[None]:
-    """A trace of the block; a profiler that fails costs the trace, not the run."""
     import tensorflow as tf
 
     try:
         tf.profiler.experimental.start(str(folder))
-        yield
+        training.loop(config.profile_steps)
+        devices.synchronize()
         tf.profiler.experimental.stop()
     except tf.errors.OpError as error:
         observed.warnings.append(
             f"no profile: {error.message} (reading GPU counters may need root or the driver option "
             "NVreg_RestrictProfilingToAdminUsers=0)"
         )
+        display.warn(observed.warnings[-1])
 
 
-def show(record: RunRecord, journal: Journal, display: Display) -> None:
-    """The table, and where to look next."""
+def show(record: RunRecord, observed: Observed, journal: Journal, display: Display) -> None:
+    """The table, where the time goes, and where to look next."""
+    for problem in observed.sensor_problems:
+        display.warn(problem)
     if record.samples_per_sec is not None:
         display.table(f"{record.model}, {record.status}", summary.table(record))
+    if observed.parts is not None:
+        display.table(f"a step of {observed.parts.step.ms:.2f} ms", summary.parts_table(observed.parts))
+        for finding in summary.findings(record, observed.parts):
+            display.say(f"{finding.verdict}: {finding.because}. Next: {finding.next_step}.")
     display.say(f"row: {journal.rows_path}   run: {journal.folder}")
     if journal.config.tensorboard and record.windows:
         display.say(f"curves: tensorboard --logdir {journal.config.results_dir}")

@@ -1,10 +1,13 @@
 """From what a run saw to its row and the table shown to the user. TensorFlow-free."""
 
+import dataclasses
+import math
+
 from tfbench import records
 from tfbench.config import BenchmarkConfig
 from tfbench.hardware import references, specs
 from tfbench.journal import Observed
-from tfbench.measure import gates, statistics, telemetry
+from tfbench.measure import gates, statistics, telemetry, verdict
 from tfbench.models import MODELS
 from tfbench.records import RunRecord
 
@@ -21,13 +24,17 @@ def fill(
         earlier_rows: of the same runs.csv, for the baseline of the scaling efficiency.
     """
     _fill_config(record, config)
-    for name, value in observed.facts.items():
+    facts = observed.facts | (observed.cards.columns() if observed.cards else {})
+    for name, value in facts.items():
         setattr(record, name, value)
-    record.note = "; ".join(filter(None, [record.note, *observed.warnings])) or None
+    record.note = (
+        "; ".join(filter(None, [record.note, *observed.warnings, *observed.sensor_problems])) or None
+    )
     if observed.windows:
         _fill_rates(record, config, observed)
         _fill_telemetry(record, observed)
         _fill_efficiency(record, earlier_rows)
+        _fill_parts(record, config, observed)
     record.gates = "|".join(gates.evaluate(_facts(record, config, observed)))
     return record
 
@@ -55,24 +62,34 @@ def _fill_rates(record: RunRecord, config: BenchmarkConfig, observed: Observed) 
     record.samples_per_sec = statistics.samples_per_sec(windows)
     interval = statistics.rate_interval(windows)
     if interval is not None:
-        record.samples_per_sec_low, record.samples_per_sec_high = interval
+        low, high = interval  # two windows that differ much bound the rate from below only
+        record.samples_per_sec_low, record.samples_per_sec_high = low, high if math.isfinite(high) else None
     times = statistics.step_time_ms(windows)
     record.step_time_ms_mean, record.step_time_ms_p50 = times.mean, times.p50
     record.step_time_ms_p90, record.step_time_ms_p99 = times.p90, times.p99
+    record.drift_percent = statistics.drift_percent(windows)
+    record.outlier_windows = sum(statistics.outliers(windows))
     record.loss_first, record.loss_last = observed.losses[0], observed.losses[-1]
     record.accuracy_first, record.accuracy_last = observed.accuracies[0], observed.accuracies[-1]
     if observed.first_call_s is not None:
         # What the first call took beyond a step is tracing and compiling.
         record.compile_time_s = max(observed.first_call_s - times.mean / 1000, 0.0)
     if config.gpus:
-        record.samples_per_sec_per_gpu = record.samples_per_sec / config.gpus
-        assert record.flops_per_sample is not None
-        record.tflops_per_gpu = statistics.tflops_per_gpu(
-            record.samples_per_sec_per_gpu, record.flops_per_sample
-        )
-        spec = specs.find(record.gpu_name)
-        peak = specs.peak_flops(spec, config.precision) if spec else None
-        record.mfu = statistics.mfu(record.samples_per_sec_per_gpu, record.flops_per_sample, peak)
+        _fill_per_gpu(record, config, record.samples_per_sec / config.gpus, observed.matrix_flops)
+
+
+def _fill_per_gpu(
+    record: RunRecord, config: BenchmarkConfig, rate: float, matrix_flops: float | None
+) -> None:
+    """Columns of one GPU: its rate, and the shares of its peaks."""
+    flops = record.flops_per_sample
+    assert flops is not None
+    spec = specs.find(record.gpu_name)
+    peak = specs.peak_flops(spec, config.precision) if spec else None
+    record.samples_per_sec_per_gpu = rate
+    record.tflops_per_gpu = statistics.tflops_per_gpu(rate, flops)
+    record.mfu = statistics.mfu(rate, flops, peak)
+    record.mfu_achievable = statistics.mfu(rate, flops, matrix_flops)
 
 
 def _fill_telemetry(record: RunRecord, observed: Observed) -> None:
@@ -80,11 +97,14 @@ def _fill_telemetry(record: RunRecord, observed: Observed) -> None:
     seen = telemetry.summarize(observed.telemetry, observed.windows)
     same = (
         "gpu_util_mean", "gpu_util_max", "power_w_mean", "energy_source", "sm_clock_mhz_mean",
-        "temperature_c_max", "throttle_reasons",
+        "temperature_c_max", "throttle_reasons", "memory_used_gib_max", "sm_active", "sm_occupancy",
+        "tensor_active", "dram_active", "pcie_rx_gb_per_s", "pcie_tx_gb_per_s", "nvlink_rx_gb_per_s",
+        "nvlink_tx_gb_per_s",
     )  # fmt: skip
     for name in same:
         setattr(record, name, getattr(seen, name))
     record.energy_j_per_sample = statistics.energy_j_per_sample(seen.energy_j, observed.windows)
+    record.samples_per_joule = statistics.samples_per_joule(seen.energy_j, observed.windows)
 
 
 def _fill_efficiency(record: RunRecord, earlier_rows: list[RunRecord]) -> None:
@@ -98,6 +118,35 @@ def _fill_efficiency(record: RunRecord, earlier_rows: list[RunRecord]) -> None:
     record.weak_scaling_efficiency = statistics.weak_scaling_efficiency(
         record.samples_per_sec, record.num_gpus, baseline.samples_per_sec
     )
+    intervals = [_rate_and_interval(row) for row in (record, baseline)]
+    if all(intervals):
+        low, high = statistics.ratio_interval(*filter(None, intervals))
+        record.weak_scaling_efficiency_low = low / record.num_gpus
+        record.weak_scaling_efficiency_high = high / record.num_gpus
+
+
+def _rate_and_interval(row: RunRecord) -> tuple[float, float, float] | None:
+    """A row's rate with both ends of its interval, where it has them."""
+    rate, low, high = row.samples_per_sec, row.samples_per_sec_low, row.samples_per_sec_high
+    return None if rate is None or low is None or high is None else (rate, low, high)
+
+
+def _fill_parts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> None:
+    """Where the time of a step goes, of a run that was diagnosed."""
+    parts = observed.parts
+    if parts is None:
+        return
+    record.compute_ms = parts.compute.ms
+    for name in ("input_wait", "exposed_communication", "host_gap"):
+        part = getattr(parts, name)
+        setattr(record, f"{name}_ms", None if part is None else part.ms)
+    record.verdict = findings(record, parts)[0].verdict
+
+
+def findings(record: RunRecord, parts: verdict.Parts) -> list[verdict.Finding]:
+    """What holds a diagnosed run back, by its parts and its row's sensors."""
+    sensors = {field.name: getattr(record, field.name) for field in dataclasses.fields(verdict.Sensors)}
+    return verdict.findings(parts, verdict.Sensors(**sensors), record.steps_per_loop or 1)
 
 
 def _facts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> gates.Facts:
@@ -106,6 +155,8 @@ def _facts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> ga
     return gates.Facts(
         weak_scaling_efficiency=record.weak_scaling_efficiency,
         mfu=record.mfu,
+        mfu_achievable=record.mfu_achievable,
+        precision=record.precision,
         measured_steps=record.measured_steps,
         measured_samples=sum(window.samples for window in windows) if windows else None,
         global_batch_size=config.global_batch_size,
@@ -117,6 +168,13 @@ def _facts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> ga
         weights_changed=observed.weights_changed,
         retraces_in_windows=observed.retraces,
         throttle_reasons=record.throttle_reasons,
+        other_process_on_gpu=observed.other_process_on_gpu,
+        sm_clock_mhz_mean=record.sm_clock_mhz_mean,
+        sm_clock_mhz_max=record.sm_clock_mhz_max,
+        gpu_util_mean=record.gpu_util_mean,
+        tensor_active=record.tensor_active,
+        step_time_difference=statistics.step_time_difference(windows),
+        ecc_errors=record.ecc_errors,
     )
 
 
@@ -129,20 +187,48 @@ def table(record: RunRecord) -> list[tuple[str, str, str]]:
         ("weak-scaling efficiency", _percent(record.weak_scaling_efficiency), _baseline(record)),
         ("TFLOP/s per GPU", _number(record.tflops_per_gpu, 1), ""),
         ("of the card's peak (MFU)", _percent(record.mfu), _peak(record)),
+        ("of this card's matrix rate", _percent(record.mfu_achievable), "measured on this machine"),
         ("nearest published result", *_published(record)),
         ("GPU utilisation", _number(record.gpu_util_mean, 0, " %"), _most(record)),
+        ("tensor cores active", _percent(record.tensor_active), _activity(record)),
         ("power per GPU", _number(record.power_w_mean, 0, " W"), _energy(record)),
         ("SM clock", _number(record.sm_clock_mhz_mean, 0, " MHz"), record.throttle_reasons or ""),
         ("peak memory per GPU", _number(record.peak_memory_gib, 1, " GiB"), "by the allocator"),
         ("host memory", _number(record.host_rss_gib, 1, " GiB"), ""),
         ("first step after", _number(record.time_to_first_step_s, 1, " s"), _compile(record)),
         ("waiting for input", _percent(record.input_wait_fraction), "of the step"),
-        ("loss", _number(record.loss_last, 4), _from(record.loss_first, 4)),
+        ("loss", _number(record.loss_last, 4), _from(record.loss_first, 4) + _memorised(record)),
         ("accuracy", _percent(record.accuracy_last), _from_percent(record.accuracy_first)),
         ("steps skipped", _number(record.steps_skipped or None, 0), "a gradient was not finite"),
     ]
     marked = [(f"! {gate}", "", gates.EXPLANATIONS[gate]) for gate in (record.gates or "").split("|") if gate]
     return [row for row in rows if row[1]] + marked
+
+
+def parts_table(parts: verdict.Parts) -> list[tuple[str, str, str]]:
+    """The parts of a step as (name, milliseconds, bar of its share and interval)."""
+    named = (
+        ("compute", parts.compute),
+        ("waiting for input", parts.input_wait),
+        ("all-reduce not hidden", parts.exposed_communication),
+        ("host between calls", parts.host_gap),
+    )
+    return [
+        (name, f"{part.ms:.2f} ms", f"{_bar(parts.share(part))} {100 * parts.share(part):.1f} %{_ends(part)}")
+        for name, part in named
+        if part is not None
+    ]
+
+
+def _bar(share: float, width: int = 24) -> str:
+    """A share of 1 as so many blocks."""
+    return "█" * round(width * share) + "·" * (width - round(width * share))
+
+
+def _ends(part: verdict.Part) -> str:
+    if part.low_ms is None or part.high_ms is None:
+        return ""
+    return f"   95 %: {part.low_ms:.2f} to {part.high_ms:.2f} ms"
 
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
@@ -154,12 +240,11 @@ def _percent(value: float | None) -> str:
 
 
 def _interval(record: RunRecord) -> str:
-    if record.samples_per_sec_low is None or record.samples_per_sec_high is None:
+    if record.samples_per_sec_low is None:
         return ""
-    return (
-        f"95 %: {record.samples_per_sec_low:,.1f} to {record.samples_per_sec_high:,.1f}, "
-        f"{record.windows} windows of this run"
-    )
+    high = record.samples_per_sec_high
+    upper = "any rate: too few windows" if high is None else f"{high:,.1f}"
+    return f"95 %: {record.samples_per_sec_low:,.1f} to {upper}, {record.windows} windows of this run"
 
 
 def _percentiles(record: RunRecord) -> str:
@@ -169,7 +254,9 @@ def _percentiles(record: RunRecord) -> str:
 
 
 def _baseline(record: RunRecord) -> str:
-    return f"against {record.baseline_run_id}" if record.baseline_run_id else ""
+    low, high = record.weak_scaling_efficiency_low, record.weak_scaling_efficiency_high
+    interval = "" if low is None or high is None else f"95 %: {100 * low:.1f} to {100 * high:.1f}; "
+    return f"{interval}against {record.baseline_run_id}" if record.baseline_run_id else ""
 
 
 def _peak(record: RunRecord) -> str:
@@ -205,6 +292,11 @@ def _most(record: RunRecord) -> str:
     return "" if record.gpu_util_max is None else f"at most {record.gpu_util_max:.0f} %"
 
 
+def _activity(record: RunRecord) -> str:
+    parts = [("memory bandwidth", record.dram_active), ("multiprocessors", record.sm_active)]
+    return ", ".join(f"{name} {_percent(share)}" for name, share in parts if share is not None)
+
+
 def _energy(record: RunRecord) -> str:
     if record.energy_j_per_sample is None:
         return ""
@@ -212,9 +304,13 @@ def _energy(record: RunRecord) -> str:
 
 
 def _compile(record: RunRecord) -> str:
-    return (
-        "" if record.compile_time_s is None else f"{record.compile_time_s:.1f} s of it tracing and compiling"
-    )
+    if record.compile_time_s is None:
+        return ""
+    return f"{record.compile_time_s:.1f} s of it tracing and compiling"
+
+
+def _memorised(record: RunRecord) -> str:
+    return "; one batch over and over, soon known by heart" if record.data == "synthetic" else ""
 
 
 def _from(value: float | None, digits: int) -> str:

@@ -1,5 +1,6 @@
 """`python -m tfbench.train`: train one configuration, measure it, write its row."""
 
+import gc
 import signal
 import sys
 from types import FrameType
@@ -10,8 +11,10 @@ import tfbench.flags
 from tfbench.config import ConfigError
 from tfbench.defaults import complete
 from tfbench.display import Display
+from tfbench.repeats import repeat
 
 flags.adopt_module_key_flags(tfbench.flags)
+flags.DEFINE_integer("repeats", 1, "Fresh processes to run this in, one after the other.", lower_bound=1)
 
 EXIT_CODES = {"ok": 0, "interrupted": 130}  # 128 + SIGINT, as shells have it
 EXIT_REFUSED = 2
@@ -31,9 +34,14 @@ def train(argv: list[str]) -> int:
         config, sentences = complete(tfbench.flags.choices_from_flags(), this_machine())
         for sentence in sentences:
             display.say(sentence)
+        if flags.FLAGS.repeats > 1:
+            return repeat(config, flags.FLAGS.repeats, display)
         from tfbench.runner import run
 
         record = run(config, display)
+        # What the run has built refers to itself, so only the collector ends it; TensorFlow waits for ever
+        # for an input iterator that is still alive when the interpreter ends.
+        gc.collect()
     except ConfigError as error:
         display.error(tfbench.flags.usage_error(error))
         return EXIT_REFUSED
@@ -43,6 +51,15 @@ def train(argv: list[str]) -> int:
     return EXIT_CODES.get(record.status or "", EXIT_FAILED)
 
 
+def parse(argv: list[str]) -> list[str]:
+    """As absl's parser, but a flag that it refuses ends like one that `complete` refuses."""
+    try:
+        return list(flags.FLAGS(argv))
+    except flags.Error as error:
+        Display().error(tfbench.flags.usage_error(error))
+        sys.exit(EXIT_REFUSED)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """SIGTERM ends a run as Ctrl-C does."""
     raise KeyboardInterrupt
@@ -50,7 +67,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Console entry point."""
-    app.run(train)
+    app.run(train, flags_parser=parse)
 
 
 if __name__ == "__main__":

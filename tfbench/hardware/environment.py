@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pynvml
 
-from tfbench.hardware.gpus import GIB, Gpu, Nvml, handle_of, probe, scaled
+from tfbench.hardware.cards import card_facts
+from tfbench.hardware.gpus import GIB, probe
 
 _PACKAGES = (
     "tfbench",
@@ -56,7 +57,7 @@ def describe(nvml: Any = pynvml, environ: Mapping[str, str] = os.environ) -> dic
         "cuda_driver_version": found.cuda,
         "gpus_installed": found.installed,
         "gpus_hidden_because": found.reason or None,
-        "gpus": _gpus(found.gpus, nvml),
+        "gpus": [dataclasses.asdict(gpu) | dataclasses.asdict(card_facts(gpu, nvml)) for gpu in found.gpus],
         "environment": {
             name: value
             for name, value in sorted(environ.items())
@@ -116,34 +117,3 @@ def _packages() -> dict[str, str | None]:
     }
     nvidia = sorted(name for name in installed if name.startswith("nvidia-") and name not in _PACKAGES)
     return {name: installed.get(name) for name in (*_PACKAGES, *nvidia)}
-
-
-def _gpus(gpus: tuple[Gpu, ...], nvml: Any) -> list[dict[str, Any]]:
-    with Nvml(nvml) as session:
-        return [{**dataclasses.asdict(gpu), **_settings(session, gpu)} for gpu in gpus]
-
-
-def _settings(nvml: Nvml, gpu: Gpu) -> dict[str, Any]:
-    """Settings and link of one card, each None where NVML has no answer."""
-    handle = handle_of(nvml, gpu)
-
-    def read(function: str) -> Any:
-        return None if handle is None else nvml.read(function, handle)
-
-    def is_on(function: str) -> bool | None:
-        state = read(function)
-        current = state[0] if isinstance(state, list) else state  # [current, after the next reset]
-        return None if current is None else bool(current)
-
-    return {
-        "power_limit_w": scaled(read("nvmlDeviceGetEnforcedPowerLimit"), 1000),
-        "power_limit_default_w": scaled(read("nvmlDeviceGetPowerManagementDefaultLimit"), 1000),
-        "pcie_generation": read("nvmlDeviceGetCurrPcieLinkGeneration"),
-        "pcie_generation_max": read("nvmlDeviceGetMaxPcieLinkGeneration"),
-        "pcie_width": read("nvmlDeviceGetCurrPcieLinkWidth"),
-        "pcie_width_max": read("nvmlDeviceGetMaxPcieLinkWidth"),
-        "persistence": is_on("nvmlDeviceGetPersistenceMode"),
-        "ecc": is_on("nvmlDeviceGetEccMode"),
-        "mig": is_on("nvmlDeviceGetMigMode"),
-        "numa_node": read("nvmlDeviceGetNumaNodeId"),
-    }

@@ -17,6 +17,10 @@ _HEAT_OR_POWER = frozenset(
 )
 
 
+# Precisions whose matrix products run on tensor cores wherever a card has them.
+_ON_TENSOR_CORES = frozenset({"tf32", "mixed_float16", "mixed_bfloat16"})
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
     """What the gates look at. None is unknown, and the unknown never trips a gate."""
@@ -24,6 +28,8 @@ class Facts:
     weak_scaling_efficiency: float | None = None
     strong_scaling_efficiency: float | None = None
     mfu: float | None = None
+    mfu_achievable: float | None = None
+    precision: str | None = None
     measured_steps: int | None = None  # steps counted inside the windows
     measured_samples: int | None = None  # samples of all replicas counted inside the windows
     global_batch_size: int | None = None
@@ -38,6 +44,10 @@ class Facts:
     other_process_on_gpu: bool | None = None
     sm_clock_mhz_mean: float | None = None  # inside the windows
     sm_clock_mhz_max: float | None = None  # the highest the card allows
+    gpu_util_mean: float | None = None  # percent, inside the windows
+    tensor_active: float | None = None  # share, inside the windows
+    step_time_difference: float | None = None  # see tfbench.measure.statistics
+    ecc_errors: int | None = None  # uncorrected, during the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +79,12 @@ def _clocks_below_90_percent(facts: Facts) -> bool:
     return facts.sm_clock_mhz_mean < 0.9 * facts.sm_clock_mhz_max
 
 
+def _busy_without_tensor_cores(facts: Facts) -> bool:
+    if facts.gpu_util_mean is None or facts.tensor_active is None or facts.precision is None:
+        return False
+    return facts.gpu_util_mean >= 50 and facts.tensor_active < 0.01 and facts.precision in _ON_TENSOR_CORES
+
+
 _GATES = (
     _Gate(
         "efficiency_above_105_percent",
@@ -79,6 +95,18 @@ _GATES = (
         "mfu_above_1",
         lambda f: _any_above((f.mfu,), 1.0),
         "More FLOP/s than the card's peak: the peak, the FLOPs per sample or the timing is wrong.",
+    ),
+    _Gate(
+        "mfu_above_achievable",
+        lambda f: _any_above((f.mfu_achievable,), 1.0),
+        "More FLOP/s than a matrix product reaches on this machine: that product, the FLOPs per sample or "
+        "the timing is wrong.",
+    ),
+    _Gate(
+        "time_not_linear_in_steps",
+        lambda f: _any_above((f.step_time_difference,), 0.1),
+        "Step times of earlier and later, or of shorter and longer windows differ by more than 10 %: the "
+        "rate depends on how long was measured.",
     ),
     _Gate(
         "samples_mismatch",
@@ -126,6 +154,17 @@ _GATES = (
         "clocks_below_90_percent",
         _clocks_below_90_percent,
         "The mean SM clock inside the windows was below 90 % of the highest the card allows.",
+    ),
+    _Gate(
+        "busy_without_tensor_cores",
+        _busy_without_tensor_cores,
+        "The GPU was busy but its tensor cores were not, in a precision that runs on them: the matrix "
+        "products ran elsewhere, or not at all.",
+    ),
+    _Gate(
+        "ecc_errors",
+        lambda f: _any_above((f.ecc_errors,), 0),
+        "The GPU's memory had errors during the run that could not be corrected: results may be wrong.",
     ),
 )
 

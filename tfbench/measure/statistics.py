@@ -45,6 +45,45 @@ def samples_per_sec(windows: Sequence[Window]) -> float:
     return samples / seconds
 
 
+def student_quantile(freedom: float, confidence: float) -> float:
+    """Half-width of Student's two-sided interval in standard errors, for any degrees of freedom above 0."""
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Student's interval of the mean of independent values, such as the rates of several runs.
+
+    Raises:
+        ValueError: fewer than two values.
+    """
+    if len(values) < 2:
+        raise ValueError(f"{len(values)} values have no spread: at least 2 are needed")
+    mean = float(np.mean(values))
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half_width = student_quantile(len(values) - 1, confidence) * error
+    return mean - half_width, mean + half_width
+
+
+def ratio_interval(
+    above: tuple[float, float, float], below: tuple[float, float, float]
+) -> tuple[float, float]:
+    """Interval of the ratio of two independent positive figures, each (value, low, high).
+
+    The relative half-widths add in quadrature, in logarithms, so that the interval of a/b is that of b/a
+    upside down.
+
+    Raises:
+        ValueError: a figure is not positive, or not inside its interval.
+    """
+    for value, low, high in (above, below):
+        if not 0 < low <= value <= high:
+            raise ValueError(f"{low} to {high} is no interval of a positive {value}")
+    down = math.hypot(math.log(above[0] / above[1]), math.log(below[2] / below[0]))
+    up = math.hypot(math.log(above[2] / above[0]), math.log(below[0] / below[1]))
+    ratio = above[0] / below[0]
+    return ratio * math.exp(-down), ratio * math.exp(up)
+
+
 def rate_interval(windows: Sequence[Window], confidence: float = 0.95) -> tuple[float, float] | None:
     """Student's interval of `samples_per_sec`, from how much the windows differ among themselves.
 
@@ -73,9 +112,10 @@ def rate_interval(windows: Sequence[Window], confidence: float = 0.95) -> tuple[
     mean = seconds / samples
     freedom = len(windows) - 1
     variance = sum(w.samples * (w.seconds / w.samples - mean) ** 2 for w in windows) / freedom
-    half_width = float(stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance / samples)
+    half_width = student_quantile(freedom, confidence) * math.sqrt(variance / samples)
     fastest = mean - half_width
-    return 1 / (mean + half_width), 1 / fastest if fastest > 0 else math.inf
+    rate = samples / seconds  # windows that all agree leave no width, but a rounding error either way
+    return min(1 / (mean + half_width), rate), max(1 / fastest, rate) if fastest > 0 else math.inf
 
 
 def step_time_ms(windows: Sequence[Window]) -> StepTimes:
@@ -94,6 +134,31 @@ def step_time_ms(windows: Sequence[Window]) -> StepTimes:
     per_step_ms = np.repeat(per_window_ms, [window.steps for window in windows])
     p50, p90, p99 = np.quantile(per_step_ms, (0.5, 0.9, 0.99), method="inverted_cdf")
     return StepTimes(mean=1e3 * seconds / steps, p50=float(p50), p90=float(p90), p99=float(p99))
+
+
+def drift_percent(windows: Sequence[Window]) -> float | None:
+    """Change of the rate over the run in percent, along the least-squares line of the windows' step times.
+
+    Negative: the run became slower. None with fewer than three windows, which lie on a line too easily.
+    """
+    if len(windows) < 3:
+        return None
+    times_s = [(window.start_s + window.end_s) / 2 for window in windows]
+    steps_s = [window.seconds / window.steps for window in windows]
+    slope, at_zero = np.polyfit(np.array(times_s) - times_s[0], steps_s, 1)
+    first_s, last_s = at_zero, at_zero + slope * (times_s[-1] - times_s[0])
+    return float(100 * (first_s / last_s - 1))
+
+
+def outliers(windows: Sequence[Window]) -> list[bool]:
+    """Which windows' step times lie far from the others; they are shown, and stay in every figure.
+
+    By Iglewicz and Hoaglin's rule: a modified z-score, 0.6745 × distance from the median ÷ median distance,
+    above 3.5.
+    """
+    steps_s = np.array([window.seconds / window.steps for window in windows])
+    distances = np.abs(steps_s - np.median(steps_s))
+    return [bool(each) for each in 0.6745 * distances > 3.5 * np.median(distances)]
 
 
 def tflops_per_gpu(samples_per_sec_per_gpu: float, flops_per_sample: float) -> float:
@@ -164,6 +229,46 @@ def energy_j_per_sample(energy_j: float | None, windows: Sequence[Window]) -> fl
         return None
     _, samples, _ = _totals(windows)
     return energy_j / samples
+
+
+def samples_per_joule(energy_j: float | None, windows: Sequence[Window]) -> float | None:
+    """Samples of the windows ÷ energy of all GPUs inside them, the inverse of `energy_j_per_sample`.
+
+    Args:
+        energy_j: joules of all GPUs over exactly these windows; None where it could not be measured.
+        windows: the run's windows.
+
+    Raises:
+        ValueError: there is no window, or they took no time.
+    """
+    per_sample_j = energy_j_per_sample(energy_j, windows)
+    return 1 / per_sample_j if per_sample_j else None
+
+
+def step_time_difference(windows: Sequence[Window]) -> float | None:
+    """How much the step time depends on when, or in how long a window, it was measured.
+
+    If time is linear in steps, every set of windows has the same Σ seconds ÷ Σ steps. Compared are the
+    earlier with the later half of the windows (a middle one counts as later), and the windows of at most half
+    as many steps as the longest with the others, where there are such. 0.1 means that one set's step time is
+    10 % above the other's.
+
+    Returns:
+        The larger of the two differences; None with fewer than two windows.
+
+    Raises:
+        ValueError: a set of windows took no time.
+    """
+    if len(windows) < 2:
+        return None
+    half = len(windows) // 2
+    longest = max(window.steps for window in windows)
+    short = [window for window in windows if 2 * window.steps <= longest]
+    pairs = [(windows[:half], windows[half:])]
+    if short:
+        pairs.append((short, [window for window in windows if 2 * window.steps > longest]))
+    times_ms = [sorted(step_time_ms(part).mean for part in pair) for pair in pairs]
+    return max(slow / fast - 1 for fast, slow in times_ms)
 
 
 def within(samples: Iterable[TimedT], windows: Sequence[Window]) -> list[TimedT]:

@@ -20,6 +20,7 @@ import numpy as np
 import pynvml
 
 from tfbench.hardware.gpus import GIB, Gpu, Nvml, decoded, handle_of, scaled
+from tfbench.measure import gpm
 from tfbench.measure.timing import Window
 
 # Bits of NVML's "clocks event reasons" (nvml.h, nvmlClocksEventReasons), as they appear in a row.
@@ -42,8 +43,8 @@ _NOT_THROTTLING = (
 )
 
 # Above this a GPU counts as loaded before the start. Less is what drivers and desktops hold by themselves.
+# Utilisation is no sign: for a moment after its end it still shows the run before.
 _LOADED_GIB = 1.0
-_LOADED_PERCENT = 5
 
 # Errors that say "this card has no such sensor": expected, so not a problem to report.
 _NO_SENSOR = (
@@ -71,7 +72,20 @@ class TelemetrySample:
     energy_j: float | None = None  # counter since the driver was loaded
     temperature_c: int | None = None
     sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
     throttle_reasons: int | None = None  # bits of THROTTLE_REASONS
+    # From here on means over an interval that ends with the sample: see tfbench.measure.gpm.
+    gpm_start_s: float | None = None
+    gpm_end_s: float | None = None
+    graphics_active: float | None = None  # share of the time with work on the GPU
+    sm_active: float | None = None  # share of the multiprocessors that had work
+    sm_occupancy: float | None = None  # warps on them ÷ the most that fit
+    tensor_active: float | None = None  # share of the time in which tensor cores computed
+    dram_active: float | None = None  # share of the memory's bandwidth
+    pcie_rx_gb_per_s: float | None = None  # to the GPU; 10^9 bytes
+    pcie_tx_gb_per_s: float | None = None  # from it
+    nvlink_rx_gb_per_s: float | None = None  # all links together
+    nvlink_tx_gb_per_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +101,25 @@ class TelemetrySummary:
     temperature_c_max: float | None
     throttle_reasons: str | None  # names joined by "|"; "" if read and none
     memory_used_gib_max: float | None  # of one GPU
+    # Means over GPUs and time, as in TelemetrySample, so of one GPU.
+    graphics_active: float | None
+    sm_active: float | None
+    sm_occupancy: float | None
+    tensor_active: float | None
+    dram_active: float | None
+    pcie_rx_gb_per_s: float | None
+    pcie_tx_gb_per_s: float | None
+    nvlink_rx_gb_per_s: float | None
+    nvlink_tx_gb_per_s: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Card:
+    """What one GPU is read through."""
+
+    session: Nvml
+    handle: Any  # None: the card cannot be opened
+    counters: gpm.Gpm | None  # None: the card has none
 
 
 class Sampler:
@@ -96,7 +129,8 @@ class Sampler:
 
     Args:
         gpus: Visible GPUs in CUDA's order; each is found again by UUID or PCI bus id.
-        period_s: Seconds from the end of a sample to the start of the next.
+        period_s: Seconds from the end of a sample to the start of the next. Below `gpm.MIN_INTERVAL_S` only
+            some samples have the fields of GPM.
         clock: The clock of the windows, in seconds.
         nvml: The `pynvml` module, or what stands for it in a test.
 
@@ -108,7 +142,7 @@ class Sampler:
     def __init__(
         self,
         gpus: Sequence[Gpu],
-        period_s: float = 0.1,
+        period_s: float = 0.25,  # well clear of gpm.MIN_INTERVAL_S; at 0.11 s it cost 0.24 % of an H200
         clock: Callable[[], float] = time.monotonic,
         nvml: Any = pynvml,
     ):
@@ -157,19 +191,25 @@ class Sampler:
 
     def sample_once(self) -> None:
         """Adds one sample of each GPU; a card that cannot be read gives an empty one."""
-        for ordinal, (nvml, handle) in enumerate(self._cards):
+        for ordinal, card in enumerate(self._cards):
             now_s = self._clock()
-            fields = {} if handle is None else _read_fields(nvml, handle)
+            fields = {} if card.handle is None else _read_fields(card.session, card.handle)
+            if card.counters is not None:
+                fields |= card.counters.read()
             self.samples.append(TelemetrySample(t_s=now_s, gpu=ordinal, **fields))
 
-    def _open(self, ordinal: int, gpu: Gpu, nvml: Any) -> tuple[Nvml, Any]:
-        """A session that reports its errors as this card's, and the card's handle or None."""
+    def _open(self, ordinal: int, gpu: Gpu, nvml: Any) -> _Card:
+        """The card, with a session that reports its errors as this card's."""
         session = self._sessions.enter_context(Nvml(nvml, on_error=functools.partial(self._note, ordinal)))
         handle = None if session.problem else handle_of(session, gpu)
         if handle is None:
             why = session.problem or "it cannot be opened"
             self._report(f"GPU {ordinal} ({gpu.uuid or gpu.pci_bus_id}) is not sampled: {why}")
-        return session, handle
+        if handle is None or not gpm.is_supported(session, handle, gpu):
+            return _Card(session, handle, None)
+        counters = gpm.Gpm(handle, functools.partial(self._note_gpm, ordinal), self._clock, nvml)
+        self._sessions.callback(counters.close)
+        return _Card(session, handle, counters)
 
     def _run(self) -> None:
         try:
@@ -183,6 +223,17 @@ class Sampler:
             self._report(f"GPU {ordinal} was lost while sampling: its later cells stay empty")
         elif not isinstance(error, _NO_SENSOR):
             self._report(f"GPU {ordinal}: a sensor was not readable: {error}")
+
+    def _note_gpm(self, ordinal: int, error: Exception) -> None:
+        if isinstance(error, pynvml.NVMLError_GpuIsLost):
+            self._note(ordinal, error)
+            return
+        hint = (
+            " (reading GPU counters may need root or the driver option NVreg_RestrictProfilingToAdminUsers=0)"
+            if isinstance(error, pynvml.NVMLError_NoPermission)
+            else ""
+        )
+        self._report(f"GPU {ordinal}: its activity is not known from here on: {error}{hint}")
 
     def _report(self, problem: str) -> None:
         if problem not in self.problems:
@@ -205,6 +256,7 @@ def _read_fields(nvml: Nvml, handle: Any) -> dict[str, Any]:
             ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         "sm_clock_mhz": nvml.read("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": nvml.read("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_MEM),
         "throttle_reasons": nvml.read_first(
             ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), handle
         ),
@@ -214,7 +266,8 @@ def _read_fields(nvml: Nvml, handle: Any) -> dict[str, Any]:
 def summarize(samples: Sequence[TelemetrySample], windows: Sequence[Window]) -> TelemetrySummary:
     """What the GPUs did inside the windows.
 
-    Only samples with start ≤ t ≤ end of a window count. Energy also uses the samples next to the edges.
+    Only samples with start ≤ t ≤ end of a window count. Energy also uses the samples next to the edges. What
+    is a mean over an interval counts by the interval's length, and only if a window holds all of it.
     """
     inside = [s for s in samples if any(w.start_s <= s.t_s <= w.end_s for w in windows)]
     energy_j, energy_source = _energy(samples, windows)
@@ -231,7 +284,25 @@ def summarize(samples: Sequence[TelemetrySample], windows: Sequence[Window]) -> 
         temperature_c_max=max(_measured(s.temperature_c for s in inside), default=None),
         throttle_reasons=_throttling([s.throttle_reasons for s in inside]),
         memory_used_gib_max=max(_measured(s.memory_used_gib for s in inside), default=None),
+        **_activity(samples, windows),
     )
+
+
+def _activity(samples: Iterable[TelemetrySample], windows: Sequence[Window]) -> dict[str, float | None]:
+    """Means of the fields of GPM over GPUs and time."""
+    weighted = [
+        (s.gpm_end_s - s.gpm_start_s, s)
+        for s in samples
+        if s.gpm_start_s is not None
+        and s.gpm_end_s is not None
+        and any(w.start_s <= s.gpm_start_s and s.gpm_end_s <= w.end_s for w in windows)
+    ]
+    means: dict[str, float | None] = {}
+    for name in gpm.METRICS:
+        points = [(seconds, value) for seconds, s in weighted if (value := getattr(s, name)) is not None]
+        total_s = sum(seconds for seconds, _ in points)
+        means[name] = sum(seconds * value for seconds, value in points) / total_s if points else None
+    return means
 
 
 def _measured(values: Iterable[float | None]) -> list[float]:
@@ -248,23 +319,38 @@ def _throttling(masks: Iterable[int | None]) -> str | None:
     return "|".join(sorted(THROTTLE_REASONS.get(bit, f"reason_{bit:#x}") for bit in bits))
 
 
+def energies_j(
+    samples: Sequence[TelemetrySample], windows: Sequence[Window]
+) -> tuple[float | None, float | None]:
+    """Joules of all GPUs over all windows, by the cards' counters and by their power integrated over time.
+
+    Both go through the samples next to the windows' edges. Where both are known, their ratio says how far
+    either can be trusted: NVML's power is a mean over the last second on recent cards, so the integral is
+    late where the load has just changed. Each is of all GPUs or None: a sum that lacks a card is not the
+    energy.
+    """
+    gpus = [[s for s in samples if s.gpu == gpu] for gpu in sorted({s.gpu for s in samples})]
+    if not windows:
+        return None, None
+    return (
+        _sum_of_all([_counted_j(_curve(gpu, "energy_j"), windows) for gpu in gpus]),
+        _sum_of_all([_integrated_j(_curve(gpu, "power_w"), windows) for gpu in gpus]),
+    )
+
+
+def _sum_of_all(joules: Sequence[float | None]) -> float | None:
+    known = _measured(joules)
+    return sum(known) if known and len(known) == len(joules) else None
+
+
 def _energy(
     samples: Sequence[TelemetrySample], windows: Sequence[Window]
 ) -> tuple[float | None, EnergySource | None]:
-    """Joules of all GPUs over all windows, and where they come from.
-
-    One source for all GPUs, and all of them or nothing: a sum that lacks a card is not the energy.
-    """
-    gpus = [[s for s in samples if s.gpu == gpu] for gpu in sorted({s.gpu for s in samples})]
-    if not gpus or not windows:
-        return None, None
-    counters = [_counted_j(_curve(gpu, "energy_j"), windows) for gpu in gpus]
-    if None not in counters:
-        return sum(_measured(counters)), "counter"
-    integrals = [_integrated_j(_curve(gpu, "power_w"), windows) for gpu in gpus]
-    if None not in integrals:
-        return sum(_measured(integrals)), "integrated_power"
-    return None, None
+    """The energy, from one source for all GPUs: the counter where it can be."""
+    counted_j, integrated_j = energies_j(samples, windows)
+    if counted_j is not None:
+        return counted_j, "counter"
+    return integrated_j, None if integrated_j is None else "integrated_power"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,7 +466,7 @@ def preexisting_load(
 def _load_sentence(ordinal: int, fields: dict[str, Any], processes: Sequence[GpuProcess]) -> list[str]:
     """The sentence on one GPU, or nothing if it is free. What could not be read is left out."""
     memory_gib, percent = fields.get("memory_used_gib"), fields.get("utilization_percent")
-    if not processes and (memory_gib or 0) < _LOADED_GIB and (percent or 0) < _LOADED_PERCENT:
+    if not processes and (memory_gib or 0) < _LOADED_GIB:
         return []
     facts = []
     if memory_gib is not None:

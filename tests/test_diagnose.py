@@ -1,0 +1,122 @@
+"""Real runs of a toy on logical CPU devices, each held back on purpose: the verdict names the reason."""
+
+import copy
+import io
+import time
+
+import pytest
+import step_helpers
+import tensorflow as tf
+from rich.console import Console
+
+from tfbench import diagnose
+from tfbench import step as step_module
+from tfbench.data import Input
+from tfbench.display import Display
+from tfbench.measure import verdict
+from tfbench.step import HostLoop
+from tfbench.training import Training
+
+DELAY_S = 0.03  # of a step or a call: many times the toy's own step
+STEPS = 6
+
+
+def sleeping(value: tf.Tensor) -> tf.Tensor:
+    """`value`, DELAY_S later."""
+
+    def sleep(array):
+        time.sleep(DELAY_S)
+        return array
+
+    late = tf.numpy_function(sleep, [value], value.dtype)
+    return tf.ensure_shape(late, value.shape)
+
+
+def trained(num_replicas=1, slow_input=False, resident=False, steps_per_loop=2):
+    """The toy as a run hands it to the diagnosis."""
+    toy = step_helpers.start(
+        step_helpers.TOY,
+        [step_helpers.toy_batch(8)],
+        num_replicas,
+        steps=STEPS,
+        steps_per_loop=steps_per_loop,
+    )
+    each = 8 // num_replicas
+    dataset = tf.data.Dataset.from_tensors(step_helpers.toy_batch(each)).repeat()
+    if slow_input:
+        dataset = dataset.map(lambda batch: batch | {"image": sleeping(batch["image"])})
+    iterator = iter(toy.strategy.distribute_datasets_from_function(lambda _: dataset))
+    batch = next(iterator)
+    source = Input(next=(lambda: batch) if resident else (lambda: next(iterator)), resident=resident)
+    loop = HostLoop(toy.strategy, toy.step, source.next)
+    return toy.config, Training(toy.strategy, toy.step, source, loop)
+
+
+def diagnosed(config, training, monkeypatch):
+    monkeypatch.setattr(diagnose, "ROUNDS", 3)
+    parts = diagnose.measure_parts(config, training, Display(Console(file=io.StringIO())))
+    return parts, verdict.findings(parts, verdict.Sensors(), config.steps_per_loop)[0].verdict
+
+
+def test_slow_input_is_named(monkeypatch):
+    parts, named = diagnosed(*trained(slow_input=True), monkeypatch)
+    assert named == "input bound"
+    assert parts.share(parts.input_wait) > 0.5
+    assert 0.3 * 8 / DELAY_S < parts.input_samples_per_sec < 1.3 * 8 / DELAY_S
+
+
+def test_python_between_calls_is_named(monkeypatch):
+    call = HostLoop.__call__
+
+    def slow_call(self, num_steps):
+        time.sleep(DELAY_S)
+        return call(self, num_steps)
+
+    monkeypatch.setattr(HostLoop, "__call__", slow_call)
+    parts, named = diagnosed(*trained(resident=True), monkeypatch)
+    assert named == "host bound"
+    assert 0.3 * 15 < parts.host_gap.ms < 3 * 15  # 30 ms a call of two steps
+
+
+def test_slow_all_reduce_is_named(monkeypatch):
+    all_reduce = step_module._all_reduce
+
+    def slow_all_reduce(gradients):
+        return [sleeping(gradients[0]), *all_reduce(gradients)[1:]]
+
+    monkeypatch.setattr(step_module, "_all_reduce", slow_all_reduce)
+    parts, named = diagnosed(*trained(num_replicas=2, resident=True), monkeypatch)
+    assert named == "communication bound"
+    assert parts.share(parts.exposed_communication) > 0.5
+
+
+def test_parts_add_up_to_the_step(monkeypatch):
+    parts, _ = diagnosed(*trained(num_replicas=2, slow_input=True), monkeypatch)
+    waits = (parts.input_wait, parts.exposed_communication, parts.host_gap)
+    assert parts.compute.ms + sum(part.ms for part in waits) == pytest.approx(parts.step.ms)
+    assert all(part.low_ms <= part.ms <= part.high_ms for part in waits)
+
+
+def test_a_run_without_input_and_partners_has_no_such_parts(monkeypatch):
+    parts, _ = diagnosed(*trained(resident=True, steps_per_loop=1), monkeypatch)
+    assert parts.input_wait is None
+    assert parts.exposed_communication is None
+    assert parts.input_samples_per_sec is None
+
+
+def test_nothing_is_compiled_for_the_diagnosis(monkeypatch):
+    config, training = trained(num_replicas=2, resident=True)
+    training.loop(1)
+    programs = dict(training.step._compiled)
+    traced = {name: program.experimental_get_tracing_count() for name, program in programs.items()}
+    diagnosed(config, training, monkeypatch)
+    assert training.step._compiled == programs
+    assert {n: p.experimental_get_tracing_count() for n, p in programs.items()} == traced
+
+
+def test_one_program_has_no_all_reduce_to_leave_out(monkeypatch):
+    config, training = trained(num_replicas=2, resident=True)
+    assert "without all-reduce" in diagnose._variants(config, training)
+    inside = copy.copy(config)
+    object.__setattr__(inside, "collectives", "inside")  # which its own check grants to GPUs only
+    assert "without all-reduce" not in diagnose._variants(inside, training)

@@ -1,0 +1,81 @@
+"""One configuration in several fresh processes: what differs between runs, which no single run can know.
+
+TensorFlow-free.
+"""
+
+import datetime
+import statistics as stdlib_statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfbench import records
+from tfbench.config import BenchmarkConfig
+from tfbench.display import Display
+from tfbench.flags import to_flags
+from tfbench.measure import statistics
+from tfbench.records import RunRecord
+
+
+def repeat(config: BenchmarkConfig, count: int, display: Display) -> int:
+    """Run `config` in `count` processes after each other and show how much they differ.
+
+    Returns:
+        0 where every run ended ok, 130 where one was interrupted (the rest is not run), else 1.
+    """
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    command = [sys.executable, "-m", "tfbench.train", *to_flags(config)]
+    codes: list[int] = []
+    for number in range(count):
+        display.say(f"run {number + 1} of {count}")
+        codes.append(_run(command))
+        if codes[-1] == 130:
+            break
+    rows = _rows_since(config, started)
+    if len(rows) > 1:
+        display.table(f"{len(rows)} runs of {config.model}", table(rows))
+    if 130 in codes:
+        return 130
+    return 0 if not any(codes) else 1
+
+
+def _run(command: Sequence[str]) -> int:
+    """Exit code of a child; Ctrl-C reaches it too, and it ends with a row, so it is waited for."""
+    with subprocess.Popen(command) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue
+
+
+def _rows_since(config: BenchmarkConfig, started: str) -> list[RunRecord]:
+    """The ok rows of these runs."""
+    path = Path(config.results_dir) / "runs.csv"
+    if not path.exists():
+        return []
+    return [
+        row
+        for row in records.read(path)
+        if row.run_key == config.run_key and row.status == "ok" and (row.started_at or "") >= started
+    ]
+
+
+def table(rows: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
+    """The runs together as (name, value, remark): the median, its interval over runs, the spread."""
+    rates = [row.samples_per_sec for row in rows if row.samples_per_sec is not None]
+    median = stdlib_statistics.median(rates)
+    low, high = statistics.mean_interval(rates)
+    spread = (max(rates) - min(rates)) / median
+    holding = sum(
+        1
+        for row in rows
+        if (row.samples_per_sec_low or 0) <= median <= (row.samples_per_sec_high or float("inf"))
+    )
+    return [
+        ("samples/s", f"{median:,.1f}", "median of the runs"),
+        ("mean of the runs", f"{stdlib_statistics.fmean(rates):,.1f}", f"95 %: {low:,.1f} to {high:,.1f}"),
+        ("spread", f"{100 * spread:.2f} %", f"{min(rates):,.1f} to {max(rates):,.1f}"),
+        ("intervals", f"{holding} of {len(rows)}", "single runs' 95 % intervals that hold the median"),
+    ]
