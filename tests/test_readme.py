@@ -1,0 +1,61 @@
+"""README's tables are the code's and the committed rows'. `python tests/test_readme.py` writes them anew."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tfbench import records
+from tfbench.records import RunRecord
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+
+
+def measured() -> str:
+    """Rows of results/h200 for people."""
+    lines = [
+        "| model | GPUs | batch per GPU | samples/s | 95 % | step, ms | efficiency (95 %) | GPU utilisation "
+        "| W per GPU | J per sample | MFU | peak memory, GiB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    rows = records.read(ROOT / "results" / "h200" / "runs.csv")
+    rows.sort(key=lambda row: (row.model, row.per_replica_batch_size, row.num_gpus, row.started_at))
+    return "\n".join(lines + [measured_line(row) for row in rows])
+
+
+def measured_line(row: RunRecord) -> str:
+    efficiency = ""
+    if row.weak_scaling_efficiency is not None:
+        low, high = row.weak_scaling_efficiency_low, row.weak_scaling_efficiency_high
+        efficiency = f"{100 * row.weak_scaling_efficiency:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    cells = (
+        row.model, row.num_gpus, row.per_replica_batch_size, f"**{row.samples_per_sec:,.0f}**",
+        f"{row.samples_per_sec_low:,.0f} to {row.samples_per_sec_high:,.0f}", f"{row.step_time_ms_mean:.1f}",
+        efficiency, f"{row.gpu_util_mean:.0f} %", f"{row.power_w_mean:.0f}", f"{row.energy_j_per_sample:.3f}",
+        f"{100 * row.mfu:.1f} %", f"{row.peak_memory_gib:.1f}",
+    )  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+TABLES = {"TABLE": measured, "COLUMNS": records.markdown_columns}
+
+
+def section(name: str) -> re.Pattern[str]:
+    """What stands between a table's two marks."""
+    return re.compile(f"(<!-- {name} -->\n).*?(\n<!-- END {name} -->)", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_table_is_up_to_date(name):
+    found = section(name).search(README.read_text(encoding="utf-8"))
+    assert found, f"README.md has no table {name}"
+    expected = f"{found[1]}{TABLES[name]()}{found[2]}"
+    assert found[0] == expected, "README.md is behind: python tests/test_readme.py"
+
+
+if __name__ == "__main__":
+    text = README.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        text = section(name).sub(lambda found, table=table: f"{found[1]}{table()}{found[2]}", text)
+    README.write_text(text, encoding="utf-8")
