@@ -6,7 +6,14 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -59,20 +66,20 @@ class Display:
         return StepProgress(self, total)
 
 
-class StepProgress:
-    """Steps done, rate and loss so far; moves between windows only, so that it never disturbs one."""
+class Bar:
+    """A progress bar on a terminal; elsewhere there is none, and whoever moves it prints lines.
 
-    def __init__(self, display: Display, total: int):
-        self.display, self.total, self.done = display, total, 0
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
+    Args:
+        display: where to.
+        columns: of rich's bar.
+        auto_refresh: redraw from a thread.
+    """
+
+    def __init__(self, display: Display, *columns: ProgressColumn, auto_refresh: bool = True):
+        self.display, self.on_terminal = display, display.console.is_terminal
+        self._bar = Progress(
+            *columns, console=display.console, auto_refresh=auto_refresh, disable=not self.on_terminal
         )
-        self._bar = Progress(*columns, console=display.console, disable=not display.console.is_terminal)
-        self._task = self._bar.add_task("warm-up", total=total, figures="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -82,6 +89,16 @@ class StepProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+class StepProgress(Bar):
+    """Steps done, rate and loss so far; moves between windows only, so that it never disturbs one."""
+
+    def __init__(self, display: Display, total: int):
+        self.total, self.done = total, 0
+        phase, figures = TextColumn("{task.description}"), TextColumn("{task.fields[figures]}")
+        super().__init__(display, phase, BarColumn(), MofNCompleteColumn(), figures, TimeRemainingColumn())
+        self._task = self._bar.add_task("warm-up", total=total, figures="")
 
     def extend(self, steps: int) -> None:
         """There will be `steps` more than was thought."""
@@ -94,5 +111,5 @@ class StepProgress:
         self._bar.update(self._task, advance=steps, description=phase, figures=figures)
         line = f"step {self.done}/{self.total}  {phase}  {figures}".rstrip()
         log.info(line)
-        if not self.display.console.is_terminal:
+        if not self.on_terminal:
             self.display.console.print(Text(line), soft_wrap=True)

@@ -211,7 +211,9 @@ def profile(
 
     try:
         tf.profiler.experimental.start(str(folder))
-        training.loop(config.profile_steps)
+        for step in range(config.profile_steps):
+            with tf.profiler.experimental.Trace("train", step_num=step, _r=1):  # the viewer's mark of a step
+                training.loop(1)
         devices.synchronize()
         tf.profiler.experimental.stop()
     except tf.errors.OpError as error:
