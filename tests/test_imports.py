@@ -25,24 +25,37 @@ MAY_IMPORT = {
     "flags": _CHOICES,
     "defaults": _CHOICES | {"hardware"},
     "training": {"data"},
+    "checks": {"devices", "hardware", "measure"},
+    "sweeping": {
+        "config",
+        "defaults",
+        "display",
+        "flags",
+        "hardware",
+        "journal",
+        "outcome",
+        "records",
+        "summary",
+    },
     "repeats": {"config", "display", "flags", "measure", "records"},
     "ceilings": {"devices", "hardware", "measure", "precision"},
     "diagnose": {"config", "devices", "display", "journal", "measure", "step", "training"},
     "device_trace": set(),
+    "reporting": {"hardware", "measure", "models", "records"},
     "journal": {"config", "flags", "measure", "records"},
     "summary": {"config", "hardware", "journal", "measure", "models", "records"},
     "curves": {"config", "journal", "measure"},
     "devices": {"config", "hardware"},
     "step": {"config", "models", "optimizers", "precision"},
 }
-ENTRY_POINTS = {"train"}
+ENTRY_POINTS = {"train", "doctor", "sweep", "report"}
 WITHOUT_TENSORFLOW = (
     "tfbench.config", "tfbench.flags", "tfbench.defaults", "tfbench.records", "tfbench.journal",
     "tfbench.summary", "tfbench.outcome", "tfbench.display", "tfbench.devices", "tfbench.train",
-    "tfbench.repeats", "tfbench.models", "tfbench.data", "tfbench.optimizers",
-    "tfbench.precision",
+    "tfbench.doctor", "tfbench.repeats", "tfbench.models", "tfbench.data", "tfbench.optimizers",
+    "tfbench.precision", "tfbench.report",
 )  # fmt: skip
-PACKAGES_WITHOUT_TENSORFLOW = ("measure", "hardware")
+PACKAGES_WITHOUT_TENSORFLOW = ("measure", "hardware", "checks", "sweeping", "reporting")
 
 
 def sources() -> list[Path]:

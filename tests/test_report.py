@@ -1,0 +1,250 @@
+"""python -m tfbench.report: from files to the terminal, Markdown and the page."""
+
+import csv
+import re
+from collections import Counter
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from report_helpers import Page, row, write
+from run_helpers import ROOT, python
+
+from tfbench import report
+from tfbench.records import RunRecord
+from tfbench.reporting import build, load, markdown, page
+
+H200 = ROOT / "results" / "h200" / "runs.csv"
+FAILED = {"status": "oom", "samples_per_sec": None, "note": "no <b>memory</b> | at all & more"}
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(*files, **given):
+    """Exit code of the command line."""
+    flags.FLAGS.mark_as_parsed()  # what is not named here has its default
+    with flagsaver.as_parsed(**{name: str(value) for name, value in given.items()}):
+        return report.report(["report", *map(str, files)])
+
+
+def page_of(*runs: RunRecord) -> Page:
+    found = [load.Run(each, ROOT / "nowhere") for each in runs]
+    return Page(page.render(build.build(found, [])))
+
+
+# The numbers of the page are those of the file.
+
+COLUMNS_OF_PAGE = {
+    ("ranking", "samples/s per GPU"): "samples_per_sec_per_gpu",
+    ("ranking", "samples/s"): "samples_per_sec",
+    ("ranking", "step, ms"): "step_time_ms_mean",
+    ("ranking", "MFU"): "mfu",
+    ("ranking", "peak memory, GiB"): "peak_memory_gib",
+    ("energy", "J per sample"): "energy_j_per_sample",
+    ("energy", "samples per J"): "samples_per_joule",
+    ("energy", "W per GPU"): "power_w_mean",
+    ("scaling", "efficiency"): "weak_scaling_efficiency",
+    ("parts", "compute, ms"): "compute_ms",
+    ("parts", "host between calls, ms"): "host_gap_ms",
+}
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory):
+    """The page of the committed rows, and the rows as text."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    assert run(H200, html=path) == 0
+    with H200.open(newline="") as file:
+        return Page(path.read_text()), list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(("place", "column"), COLUMNS_OF_PAGE.items())
+def test_numbers_are_those_of_the_file(h200, place, column):
+    shown, rows = h200
+    section, label = place
+    found = [e for e in shown.all("td", section) if e.attributes["data-label"] == label]
+    values = [e for e in shown.elements if e.tag == "data" and e.section == section]
+    texts = Counter(e.text for e in found if re.match(r"\d", e.text))
+    expected = [float(each[column]) for each in rows if each[column]]
+    assert expected
+    assert sum(texts.values()) == len(expected)
+    for value in expected:
+        (text,) = {e.text for e in values if float(e.attributes["value"]) == value} & set(texts)
+        number = float(text.removesuffix(" %").replace(",", "")) / (100 if text.endswith("%") else 1)
+        assert number == pytest.approx(value, rel=5e-3)  # three digits
+        texts[text] -= 1
+    assert not +texts
+
+
+def test_pointing_at_a_bar_gives_rate_and_interval(h200):
+    shown, _ = h200
+    titles = [e.text for e in shown.all("title", "ranking")]
+    assert "1 × H200, batch 512: 7,626, 95 %: 7,612 to 7,640 (samples/s per GPU)" in titles
+
+
+# The page needs nothing else, and can be read without seeing it.
+
+
+def test_page_loads_nothing(h200):
+    shown, _ = h200
+    assert not {e.tag for e in shown.elements} & {"script", "img", "iframe", "object"}
+    for element in shown.elements:
+        assert "src" not in element.attributes
+        assert (element.attributes.get("href") or "#").startswith(("#", "data:"))
+    (style,) = shown.all("style")
+    assert "url(" not in style.text
+    assert "@import" not in style.text
+    assert "prefers-color-scheme: dark" in style.text
+
+
+def test_links_lead_to_sections(h200):
+    shown, _ = h200
+    names = [e.attributes["id"] for e in shown.elements if "id" in e.attributes]
+    assert len(names) == len(set(names))
+    targets = [e.attributes["href"].removeprefix("#") for e in shown.all("a")]
+    assert targets == [e.attributes["id"] for e in shown.all("section")]
+
+
+def test_every_picture_has_a_name_and_a_table(h200):
+    shown, _ = h200
+    pictures = [e for e in shown.all("svg") if "aria-hidden" not in e.attributes]
+    assert len(pictures) == len(shown.all("figure")) > 0
+    for picture in pictures:
+        assert picture.attributes["role"] == "img"
+        assert picture.attributes["aria-label"]
+        assert shown.all("table", picture.section)
+
+
+def test_every_colour_of_a_picture_is_in_the_style_sheet(h200):
+    shown, _ = h200
+    style = shown.all("style")[0].text
+    used = {name for e in shown.elements for name in (e.attributes.get("class") or "").split()}
+    assert {"f0", "l0", "l1"} <= used
+    assert not [name for name in used if not re.search(rf"\.{name}\b", style)]
+
+
+# What is shown as it is.
+
+
+def test_failed_rows_are_shown_as_what_they_are():
+    shown = page_of(row(), row(run_id="broken", **FAILED))
+    texts = [e.text for e in shown.all("tr", "failed")]
+    assert len(texts) == 2  # the heading and the row
+    assert "oom" in texts[1]
+    assert FAILED["note"] in texts[1]
+    assert "broken" not in "".join(e.text for e in shown.all("tr", "ranking"))
+
+
+def test_only_failed_rows_leave_sections_out_with_what_would_fill_them():
+    shown = page_of(row(**FAILED))
+    for section in ("ranking", "scaling", "batch", "precision", "parts", "energy", "sensors"):
+        (sentence,) = (e for e in shown.all("p", section) if e.attributes.get("class") == "missing")
+        assert "python -m tfbench.train" in sentence.text
+        assert not shown.all("table", section)
+    assert len(shown.all("tr", "failed")) == 2
+
+
+@pytest.mark.parametrize("fields", [{"tag": "<script>alert(1)</script>"}, {"host": '"><script>'}])
+def test_text_of_rows_is_no_markup(fields):
+    shown = page_of(row(samples_per_sec=900.0, **fields), row())
+    assert not shown.all("script")
+    assert next(iter(fields.values())) in "".join(e.text for e in shown.all("main"))
+
+
+def test_a_row_on_the_cpu_is_ranked_by_its_whole_rate():
+    cpu = row(num_gpus=0, num_replicas=2, gpu_name=None, driver=None, samples_per_sec=40.0)
+    values = [e.attributes["value"] for e in page_of(cpu).all("data", "ranking")]
+    assert values == ["40.0", "40.0"]
+
+
+def test_markdown_has_as_many_cells_in_every_line_of_a_table():
+    found = [load.Run(each, ROOT) for each in (row(), row(run_id="broken", **FAILED))]
+    text = markdown.render(build.build(found, []))
+    assert r"no \<b\>memory\</b\> \| at all & more" in text
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert len(tables) >= 3
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+# The command line.
+
+
+def test_terminal_shows_the_numbers(capsys):
+    assert run(H200) == 0
+    shown = capsys.readouterr().out
+    for text in ("7,626", "7,612 to 7,640", "88.8 %", "0.08786", "throttled", "157 % of H200-SXM"):
+        assert text in shown
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_terminal_cuts_no_column_off(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(H200) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    heads = [line for line in shown.splitlines() if line.lstrip().startswith("run ")]
+    assert "flag" in heads[0]  # the last column
+    assert "sou" in heads[1]
+
+
+def test_files_are_written(tmp_path, capsys):
+    assert run(H200, markdown=tmp_path / "r.md", html=tmp_path / "r.html") == 0
+    assert (tmp_path / "r.md").read_text().startswith("# tfbench report\n")
+    assert (tmp_path / "r.html").read_text().startswith("<!DOCTYPE html>")
+    assert f"written: {tmp_path / 'r.html'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file or directory: '{path}'"),
+        ("", "no rows in {path}"),
+        (H200.read_text().splitlines()[0] + "\n", "no rows in {path}"),
+        ("a,b\n1,2\n", "{path} has schema version unknown with 2 columns"),
+    ],
+)
+def test_files_without_rows_are_refused(tmp_path, capsys, content, message):
+    path = tmp_path / "runs.csv"
+    if content is not None:
+        path.write_text(content)
+    assert run(path) == 2
+    assert message.format(path=path) in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_no_file_is_refused(capsys):
+    assert run() == 2
+    assert "no FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rate", "status", "code"),
+    [(1000.0, "ok", 0), (995.0, "ok", 0), (900.0, "ok", 1), (1100.0, "ok", 0), (None, "oom", 1)],
+)
+def test_a_regression_exits_with_1(tmp_path, rate, status, code):
+    before = write(tmp_path / "before.csv", [row()])
+    now = write(tmp_path / "now.csv", [row(samples_per_sec=rate, status=status, driver="590.2")])
+    assert run(now, baseline=before, html=tmp_path / "r.html") == code
+    shown = Page((tmp_path / "r.html").read_text())
+    assert "driver 580.1 → 590.2" in "".join(e.text for e in shown.all("td", "baseline"))
+
+
+@pytest.mark.parametrize("before", [[], [row(run_key="other")], [row(**FAILED)]])
+def test_a_baseline_with_nothing_to_compare_does_not_pass(tmp_path, capsys, before):
+    path = write(tmp_path / "before.csv", before)
+    path.touch()
+    assert run(write(tmp_path / "now.csv", [row()]), baseline=path) == 2
+    assert f"--baseline={path}" in capsys.readouterr().err
+
+
+def test_the_module_is_a_command(tmp_path):
+    done = python("-m", "tfbench.report", str(H200.parent), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "6 runs, 6 of them ended well, on 1 machine." in done.stdout
+    refused = python("-m", "tfbench.report", "--htm=x", str(H200), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "htm" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,103 @@
+"""`python -m tfbench.report FILE…`: what results files say, in the terminal, Markdown or one HTML page.
+
+FILE is a runs.csv, or a folder that holds one. Exit code: 0; 1 for a regression against --baseline; 2 for
+refused flags, files without rows, and a baseline with nothing to compare.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+from rich.console import Console
+from rich.text import Text
+
+from tfbench.records import SchemaError
+from tfbench.reporting import build, compare, load, markdown, page, terminal
+
+EXIT_REGRESSION = 1
+EXIT_REFUSED = 2
+
+_MARKDOWN = flags.DEFINE_string("markdown", None, "File to write the report to as Markdown.")
+_HTML = flags.DEFINE_string("html", None, "File to write the report to as one page that needs nothing else.")
+_BASELINE = flags.DEFINE_string(
+    "baseline", None, "Results file to compare with, row by row of equal run keys; a regression exits with 1."
+)
+
+
+class ReportError(ValueError):
+    """Why there is no report: the message names the file or flag and what to do."""
+
+
+def report(argv: list[str]) -> int:
+    """Read the files of the command line and show the report; returns the exit code."""
+    console = Console()
+    try:
+        return _report(argv[1:], console)
+    except (ReportError, SchemaError, OSError) as error:
+        Console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
+        return EXIT_REFUSED
+
+
+def _report(files: Sequence[str], console: Console) -> int:
+    """The exit code.
+
+    Raises:
+        ReportError: there is nothing to report or to compare.
+        SchemaError: a file holds no rows of this schema.
+        OSError: a file cannot be read or written.
+    """
+    if not files:
+        raise ReportError(
+            "no FILE: name results files, such as python -m tfbench.report tfbench_results/runs.csv"
+        )
+    runs, sentences = load.read_runs(files)
+    if not runs:
+        raise ReportError(f"no rows in {', '.join(files)}: python -m tfbench.train writes them")
+    comparisons = _compare(runs, _BASELINE.value) if _BASELINE.value is not None else []
+    built = build.build(runs, sentences, comparisons, _BASELINE.value or "")
+    files_written = []
+    for flag, renderer in ((_MARKDOWN, markdown), (_HTML, page)):
+        if flag.value is not None:
+            Path(flag.value).write_text(renderer.render(built), encoding="utf-8")
+            files_written.append(flag.value)
+    terminal.show(built, console)  # last: its reader may go away (`| head`)
+    for name in files_written:
+        console.print(Text(f"written: {name}"), soft_wrap=True)
+    return EXIT_REGRESSION if any(map(compare.is_worse, comparisons)) else 0
+
+
+def _compare(runs: Sequence[load.Run], baseline: str) -> list[compare.Comparison]:
+    """Comparisons with the baseline file.
+
+    Raises:
+        ReportError: no row can be compared, which must not look like a pass.
+    """
+    before, _ = load.read_runs([baseline])
+    comparisons = compare.compare([run.row for run in runs], [run.row for run in before])
+    if not comparisons:
+        raise ReportError(
+            f"--baseline={baseline}: no row that ended ok among its {len(before)} has the run key of a row "
+            "of the files: repeat a run of it with python -m tfbench.train --flagfile=RUN/flags.txt"
+        )
+    return comparisons
+
+
+def parse(argv: list[str]) -> list[str]:
+    """As absl's parser, but a refused flag ends with one message and its own exit code."""
+    try:
+        return list(flags.FLAGS(argv))
+    except flags.Error as error:
+        Console(stderr=True).print(
+            Text.assemble(("error:", "red"), f" {error}\nSee python -m tfbench.report --help"), soft_wrap=True
+        )
+        sys.exit(EXIT_REFUSED)
+
+
+def main() -> None:
+    """Console entry point."""
+    app.run(report, flags_parser=parse)
+
+
+if __name__ == "__main__":
+    main()

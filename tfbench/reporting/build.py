@@ -1,0 +1,54 @@
+"""From runs to the report."""
+
+from collections.abc import Sequence
+
+from tfbench.reporting import compare, machines, sections, sensors
+from tfbench.reporting.document import Report
+from tfbench.reporting.load import Run
+from tfbench.reporting.naming import machine_names
+
+
+def build(
+    runs: Sequence[Run],
+    sentences: Sequence[str],
+    comparisons: Sequence[compare.Comparison] = (),
+    baseline: str = "",
+) -> Report:
+    """Every section, those without data with a line that says which run would fill them.
+
+    Args:
+        runs: at least one.
+        sentences: on what was read.
+        comparisons: with the baseline; empty: none was asked for.
+        baseline: its file.
+    """
+    rows = [run.row for run in runs]
+    good = [row for row in rows if compare.usable(row)]
+    rest = [row for row in rows if not compare.usable(row)]
+    names = machine_names(rows)
+    lead = [
+        f"{_counted(len(rows), 'run')}, {len(good)} of them ended well, "
+        f"on {_counted(len(names), 'machine')}.",
+        *sentences,
+    ]
+    return Report(
+        "tfbench report",
+        lead,
+        [
+            *([compare.section(comparisons, baseline, names)] if comparisons else []),
+            sections.ranking(good, names),
+            sections.scaling(good, rows),
+            sections.batches(good, names),
+            sections.precisions(good, names),
+            sections.parts(good, names),
+            sections.energy(good, names),
+            sensors.over_time(runs, names),
+            machines.flagged(good, names),
+            machines.failed(rest),
+            machines.environment(rows),
+        ],
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

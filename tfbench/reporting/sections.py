@@ -1,0 +1,459 @@
+"""What the rows that ended well say: ranking, scaling, batch, precision, parts of a step, energy."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from tfbench.hardware import references
+from tfbench.measure import statistics
+from tfbench.models import MODELS
+from tfbench.records import RunRecord, find_baseline
+from tfbench.reporting.document import (
+    Bar,
+    BarChart,
+    Cell,
+    Line,
+    LineChart,
+    Point,
+    Section,
+    Table,
+    count,
+    figure,
+    interval,
+    number,
+    percent,
+    words,
+)
+from tfbench.reporting.naming import (
+    MachineNames,
+    batch,
+    devices,
+    full_labels,
+    grouped,
+    labels,
+    newest,
+    setup,
+    workload,
+    workload_and_precision,
+)
+
+MOST_BARS = 12
+# Rows of these are what a faster precision is compared with.
+FULL_PRECISIONS = ("fp32", "tf32")
+PARTS = (
+    ("compute", "compute_ms"),
+    ("all-reduce not hidden", "exposed_communication_ms"),
+    ("waiting for input", "input_wait_ms"),
+    ("host between calls", "host_gap_ms"),
+)
+
+Triple = tuple[float, float, float]  # value, ends of its 95 % interval
+
+
+def rate(row: RunRecord) -> float:
+    """What is ranked: samples/s of one GPU; of all replicas together on the CPU."""
+    assert row.samples_per_sec is not None  # the report keeps rows without a rate out of the rankings
+    return row.samples_per_sec / (row.num_gpus or 1)
+
+
+def rate_interval(row: RunRecord) -> tuple[float | None, float | None]:
+    """Ends of the 95 % interval of `rate`."""
+    ends = (row.samples_per_sec_low, row.samples_per_sec_high)
+    low, high = (None if end is None else end / (row.num_gpus or 1) for end in ends)
+    return low, high
+
+
+def rate_with_interval(row: RunRecord) -> Triple | None:
+    """samples_per_sec with both ends of its interval, where it has them."""
+    rate_all, low, high = row.samples_per_sec, row.samples_per_sec_low, row.samples_per_sec_high
+    if rate_all is None or low is None or high is None or not 0 < low <= rate_all <= high:
+        return None
+    return rate_all, low, high
+
+
+def ratio(above: RunRecord, below: RunRecord) -> tuple[float, float | None, float | None]:
+    """How many times as fast one row is as another, with the 95 % interval where both rows have one."""
+    assert above.samples_per_sec
+    assert below.samples_per_sec
+    value = above.samples_per_sec / below.samples_per_sec
+    theirs, ours = rate_with_interval(below), rate_with_interval(above)
+    if theirs is None or ours is None:
+        return value, None, None
+    return value, *statistics.ratio_interval(ours, theirs)
+
+
+def published(row: RunRecord) -> tuple[references.Reference, list[str]] | None:
+    """The nearest published result and what is different about it; None where there is none."""
+    spec = MODELS.get(row.model or "")
+    if spec is None or not row.num_gpus or row.precision is None:
+        return None
+    return references.nearest(
+        spec.references,
+        row.gpu_name,
+        row.precision,
+        row.num_gpus,
+        row.seq_length,
+        per_replica_batch_size=row.per_replica_batch_size,
+        data=row.data or "",
+    )
+
+
+def ranking(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
+    """Who is fastest, by workload and precision."""
+    charts, tables = [], []
+    for title, group in grouped(rows, workload_and_precision).items():
+        ranked = sorted(group, key=rate, reverse=True)
+        named = list(zip(labels(ranked, machines), ranked, strict=True))
+        charts.append(bars(title, "samples/s per GPU", named, rate, rate_interval))
+        tables += [_ranking_table(title, named), *_published_table(title, named)]
+    return Section(
+        "ranking",
+        "Ranking",
+        "Samples per second of one GPU (on the CPU: of all replicas), the fastest first, with the 95 % "
+        "interval from the windows of the run: it does not hold what differs between runs. The published "
+        "result is the nearest that is known, never quite the same run.",
+        charts,
+        tables,
+        "" if tables else "No run ended well. Fill it with: python -m tfbench.train --model=resnet50",
+    )
+
+
+def _ranking_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> Table:
+    columns = ("run", "samples/s per GPU", "95 %", "samples/s", "step, ms", "MFU", "of the nearest published",
+               "peak memory, GiB", "flags")  # fmt: skip
+    rows = [
+        [
+            words(label),
+            number(rate(row)),
+            interval(*rate_interval(row)),
+            number(row.samples_per_sec),
+            number(row.step_time_ms_mean),
+            percent(row.mfu),
+            _published_share(row),
+            number(row.peak_memory_gib, 3),
+            words((row.gates or "").replace("|", ", "), "warn" if row.gates else ""),
+        ]
+        for label, row in named
+    ]
+    return Table(title, columns, rows)
+
+
+def _published_share(row: RunRecord) -> Cell:
+    """Always with the card's name: the nearest result may be another card's."""
+    found = published(row)
+    if found is None:
+        return Cell("")
+    share = rate(row) / found[0].per_gpu
+    return Cell(f"{100 * share:.0f} % of {found[0].gpu}", share)
+
+
+def _published_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> list[Table]:
+    """Which results the shares are of; no table where nothing was published."""
+    columns = ("run", "published, per GPU", "unit", "card", "GPUs", "framework", "different there", "source")
+    rows = [
+        [
+            words(label),
+            number(reference.per_gpu),
+            words(reference.metric),
+            words(reference.gpu),
+            count(reference.n_gpu),
+            words(reference.framework),
+            words("; ".join(differences)),
+            words(reference.source),
+        ]
+        for label, row in named
+        if (found := published(row)) is not None
+        for reference, differences in [found]
+    ]
+    return [Table(f"Published beside {title}", columns, rows)] if rows else []
+
+
+def bars(
+    title: str,
+    unit: str,
+    named: Sequence[tuple[str, RunRecord]],
+    value: Callable[[RunRecord], float],
+    ends: Callable[[RunRecord], tuple[float | None, float | None]] = lambda row: (None, None),
+) -> BarChart:
+    """One bar a row, no more than fit on a screen."""
+    shown = named[:MOST_BARS]
+    left_out = f" (the first {len(shown)} of {len(named)})" if len(shown) < len(named) else ""
+    return BarChart(
+        title + left_out,
+        unit,
+        [Bar(label, [("", value(row))], figure(value(row)), *ends(row)) for label, row in shown],
+    )
+
+
+def scaling(rows: Sequence[RunRecord], all_rows: Sequence[RunRecord]) -> Section:
+    """Rate over GPUs at the same per-replica batch, against the ideal."""
+    pairs = [
+        (row, baseline)
+        for row in rows
+        if row.scaling_mode == "weak" and (baseline := _baseline(row, all_rows)) is not None
+    ]
+    charts, tables = [], []
+    for group in grouped(pairs, lambda pair: pair[1].run_id).values():
+        baseline = group[0][1]
+        scaled = sorted((row for row, _ in group), key=lambda row: row.num_gpus or 0)
+        title = f"{workload_and_precision(baseline)}, {batch(baseline)} per GPU"
+        charts.append(_scaling_chart(title, baseline, scaled))
+        tables.append(_scaling_table(title, baseline, scaled))
+    return Section(
+        "scaling",
+        "Weak scaling",
+        "Samples per second of all GPUs as their number grows, the batch of each staying the same. Ideal is "
+        "so many times the one-GPU row.",
+        charts,
+        tables,
+        ""
+        if tables
+        else "No run on several GPUs has a one-GPU row to compare with. Fill it with: "
+        "python -m tfbench.train --gpus=1, then the same with --gpus=2",
+    )
+
+
+def _baseline(row: RunRecord, rows: Sequence[RunRecord]) -> RunRecord | None:
+    """The one-GPU row that the row's efficiency was computed from, else the newest that would do."""
+    if (row.num_gpus or 0) < 2:
+        return None
+    named = (each for each in rows if each.run_id and each.run_id == row.baseline_run_id)
+    found = next(named, None) or find_baseline(rows, row)
+    return found if found is not None and found.samples_per_sec else None
+
+
+def _scaling_chart(title: str, baseline: RunRecord, scaled: Sequence[RunRecord]) -> LineChart:
+    one = baseline.samples_per_sec
+    assert one is not None
+    gpus = sorted({1, *(row.num_gpus or 0 for row in scaled)})
+    ideal = Line("ideal", [Point(n, n * one, f"ideal, {n} GPUs: {figure(n * one)}") for n in gpus], True)
+    measured = [
+        Point(
+            row.num_gpus or 0,
+            row.samples_per_sec or 0.0,
+            f"{devices(row)}: {figure(row.samples_per_sec or 0.0)} samples/s, "
+            f"{100 * _efficiency(row, baseline):.1f} % of ideal",
+            row.samples_per_sec_low,
+            row.samples_per_sec_high,
+        )
+        for row in (baseline, *scaled)
+    ]
+    return LineChart(title, "samples/s", "GPUs", [Line("measured", measured), ideal])
+
+
+def _efficiency(row: RunRecord, baseline: RunRecord) -> float:
+    if row.weak_scaling_efficiency is not None:
+        return row.weak_scaling_efficiency
+    assert row.samples_per_sec
+    assert baseline.samples_per_sec
+    return statistics.weak_scaling_efficiency(
+        row.samples_per_sec, row.num_gpus or 1, baseline.samples_per_sec
+    )
+
+
+def _scaling_table(title: str, baseline: RunRecord, scaled: Sequence[RunRecord]) -> Table:
+    columns = ("devices", "samples/s", "95 %", "efficiency", "95 % of it", "all-reduce not hidden, ms")
+    rows = []
+    for row in (baseline, *scaled):
+        low, high = row.weak_scaling_efficiency_low, row.weak_scaling_efficiency_high
+        ends = "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
+        rows.append(
+            [
+                words(devices(row)),
+                number(row.samples_per_sec),
+                interval(row.samples_per_sec_low, row.samples_per_sec_high),
+                words("baseline") if row is baseline else percent(_efficiency(row, baseline)),
+                words(ends),
+                number(row.exposed_communication_ms, 3),
+            ]
+        )
+    return Table(title, columns, rows)
+
+
+def batches(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
+    """Rate over the per-replica batch."""
+    free = ("per_replica_batch_size",)
+    curves = [
+        group
+        for group in grouped(rows, lambda row: setup(row, *free)).values()
+        if len({row.per_replica_batch_size for row in group}) > 1
+    ]
+    charts, tables = [], []
+    for title, members in grouped(curves, lambda group: workload_and_precision(group[0])).items():
+        names = _curve_names(members, machines)
+        charts.append(
+            LineChart(
+                title,
+                "samples/s per GPU",
+                "samples per replica and step",
+                [Line(name, _batch_points(group)) for name, group in zip(names, members, strict=True)],
+                doubling=True,
+            )
+        )
+        tables.append(_batch_table(title, names, members))
+    return Section(
+        "batch",
+        "Throughput against batch",
+        "Samples per second of one GPU as the batch grows. The line joins the newest run at each batch.",
+        charts,
+        tables,
+        ""
+        if tables
+        else "No two runs differ in the batch only. Fill it with: python -m tfbench.train "
+        "--per_replica_batch_size=64, then the same with 128, 256, …",
+    )
+
+
+def _curve_names(members: Sequence[Sequence[RunRecord]], machines: MachineNames) -> list[str]:
+    """Names of curves, which have many batches each."""
+    rows = [group[0] for group in members]
+    return [
+        ", ".join(part for part in label.split(", ") if not part.startswith("batch "))
+        for label in labels(rows, machines)
+    ]
+
+
+def _newest_by_batch(group: Sequence[RunRecord]) -> list[RunRecord]:
+    by_batch = grouped(group, lambda row: row.per_replica_batch_size or 0)
+    return [newest(by_batch[size]) for size in sorted(by_batch)]
+
+
+def _batch_points(group: Sequence[RunRecord]) -> list[Point]:
+    return [
+        Point(
+            row.per_replica_batch_size or 0,
+            rate(row),
+            f"{devices(row)}, {batch(row)}: {figure(rate(row))} samples/s per GPU",
+            *rate_interval(row),
+        )
+        for row in _newest_by_batch(group)
+    ]
+
+
+def _batch_table(title: str, names: Sequence[str], members: Sequence[Sequence[RunRecord]]) -> Table:
+    columns = ("run", "batch per replica", "samples/s per GPU", "95 %", "step, ms", "peak memory, GiB")
+    rows = [
+        [
+            words(name),
+            count(row.per_replica_batch_size),
+            number(rate(row)),
+            interval(*rate_interval(row)),
+            number(row.step_time_ms_mean),
+            number(row.peak_memory_gib, 3),
+        ]
+        for name, group in zip(names, members, strict=True)
+        for row in _newest_by_batch(group)
+    ]
+    return Table(title, columns, rows)
+
+
+def precisions(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
+    """What a faster precision buys: speed and memory against fp32 and tf32, all else alike."""
+    table_rows, chart_bars = [], []
+    for group in grouped(rows, lambda row: setup(row, "precision")).values():
+        latest = {name: newest(same) for name, same in grouped(group, lambda row: row.precision).items()}
+        for full in (latest[name] for name in FULL_PRECISIONS if name in latest):
+            for row in latest.values():
+                if row is full or (row.precision == "fp32" and full.precision == "tf32"):
+                    continue
+                label = (
+                    f"{workload(row)}, {labels([row], machines)[0]}: {row.precision} against {full.precision}"
+                )
+                times, low, high = ratio(row, full)
+                chart_bars.append(Bar(label, [("", times)], f"{times:.2f} ×", low, high))
+                table_rows.append(_precision_row(label, row, full, times, low, high))
+    columns = ("runs", "speed-up", "95 %", "samples/s", "samples/s of the other", "peak memory, GiB",
+               "GiB of the other", "memory ratio")  # fmt: skip
+    title = "Speed-up over full precision"
+    return Section(
+        "precision",
+        "Mixed precision",
+        "Rate of a run ÷ rate of the same run in fp32 or tf32, and the memory that both need.",
+        [BarChart(title, "times as fast", chart_bars[:MOST_BARS])] if chart_bars else [],
+        [Table(title, columns, table_rows)] if table_rows else [],
+        ""
+        if table_rows
+        else "No two runs differ in the precision only. Fill it with: python -m tfbench.train "
+        "--precision=tf32, then the same with --precision=mixed_float16",
+    )
+
+
+def _precision_row(
+    label: str, row: RunRecord, full: RunRecord, times: float, low: float | None, high: float | None
+) -> list[Cell]:
+    memory = (row.peak_memory_gib, full.peak_memory_gib)
+    return [
+        words(label),
+        Cell(f"{times:.2f} ×", times),
+        interval(low, high, 3),
+        number(row.samples_per_sec),
+        number(full.samples_per_sec),
+        *(number(value, 3) for value in memory),
+        number(memory[0] / memory[1] if memory[0] and memory[1] else None, 3),
+    ]
+
+
+def parts(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
+    """Where the time of a step goes, of runs that were diagnosed."""
+    diagnosed = [row for row in rows if row.compute_ms is not None]
+    named = list(zip(full_labels(diagnosed, machines), diagnosed, strict=True))
+    chart_bars, table_rows = [], []
+    for label, row in named:
+        # A part that the run does not have (one GPU has no all-reduce) is not drawn, and its cell is empty.
+        found = [(name, value) for name, column in PARTS if (value := getattr(row, column)) is not None]
+        total = math.fsum(value for _, value in found)
+        chart_bars.append(Bar(label, found, f"{figure(total)} ms"))
+        cells = [number(getattr(row, column)) for _, column in PARTS]
+        table_rows.append([words(label), words(row.verdict), number(total), *cells])
+    columns = ("run", "verdict", "together, ms", *(f"{name}, ms" for name, _ in PARTS))
+    title = "Parts of a step"
+    return Section(
+        "parts",
+        "Where a step's time goes",
+        "Measured after the windows by leaving one thing out at a time.",
+        [BarChart(title, "ms", chart_bars[:MOST_BARS])] if chart_bars else [],
+        [Table(title, columns, table_rows)] if table_rows else [],
+        "" if table_rows else "No run was diagnosed. Fill it with: python -m tfbench.train --diagnose",
+    )
+
+
+def energy(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
+    """Energy of all GPUs inside the windows ÷ samples."""
+    charts, tables = [], []
+    measured = [row for row in rows if row.energy_j_per_sample is not None]
+    for title, group in grouped(measured, workload_and_precision).items():
+        ranked = sorted(group, key=_joules)
+        named = list(zip(labels(ranked, machines), ranked, strict=True))
+        charts.append(bars(title, "J per sample, less is better", named, _joules))
+        tables.append(_energy_table(title, named))
+    return Section(
+        "energy",
+        "Energy per sample",
+        "Of the GPUs alone, inside the windows; the rest of the machine is not in it.",
+        charts,
+        tables,
+        ""
+        if tables
+        else "No run has energy: it takes an NVIDIA GPU whose driver answers power or energy. Fill it "
+        "with: python -m tfbench.train --gpus=1",
+    )
+
+
+def _joules(row: RunRecord) -> float:
+    assert row.energy_j_per_sample is not None
+    return row.energy_j_per_sample
+
+
+def _energy_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> Table:
+    columns = ("run", "J per sample", "samples per J", "W per GPU", "limit, W", "measured by")
+    rows = [
+        [
+            words(label),
+            number(row.energy_j_per_sample),
+            number(row.samples_per_joule),
+            number(row.power_w_mean),
+            number(row.power_limit_w),
+            words((row.energy_source or "").replace("_", " ")),
+        ]
+        for label, row in named
+    ]
+    return Table(title, columns, rows)
