@@ -54,10 +54,8 @@ def _measure(config: BenchmarkConfig, variants: dict[str, _Variant], rounds: int
     """`rounds` windows of each variant, in turn."""
     timers = {name: WindowTimer(devices.synchronize) for name in variants}
     steps = config.steps_of_windows[0]
-    for variant in variants.values():
-        run_steps(
-            variant.loop, variant.steps_per_call, variant.steps_per_call
-        )  # traces; compiles nothing anew
+    for variant in variants.values():  # traces each loop; compiles nothing anew
+        run_steps(variant.loop, variant.steps_per_call, variant.steps_per_call)
     for _ in range(rounds):
         for name, variant in variants.items():
             with timers[name].window() as counted:

@@ -69,7 +69,7 @@ class Journal:
     def __init__(self, config: BenchmarkConfig):
         self.config = config
         self.started = datetime.datetime.now(datetime.UTC)
-        self.run_id = f"{self.started:%Y%m%d-%H%M%S}-{config.model}-{config.run_key[:6]}-{os.getpid()}"
+        self.run_id = run_id(config, self.started, os.getpid())
         results_dir = Path(config.results_dir)
         self.rows_path = results_dir / "runs.csv"
         self.folder = results_dir / self.run_id
@@ -90,10 +90,7 @@ class Journal:
 
     def identify(self, record: RunRecord) -> None:
         """Fill in which run the row is."""
-        record.run_id, record.run_key = self.run_id, self.config.run_key
-        record.started_at = self.started.isoformat(timespec="milliseconds")
-        record.tfbench_version, record.tag = tfbench.__version__, self.config.tag
-        record.flags = shlex.join(to_flags(self.config))
+        identify(record, self.config, self.run_id, self.started)
 
     def close(self, record: RunRecord, observed: Observed) -> None:
         """Write what was seen, the row first, and end the log. Ctrl-C waits until it is done."""
@@ -108,6 +105,19 @@ class Journal:
 
     def _write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text, encoding="utf-8")
+
+
+def run_id(config: BenchmarkConfig, started: datetime.datetime, pid: int) -> str:
+    """Name of a run and of its folder: time, model, configuration and process, so that no two are alike."""
+    return f"{started:%Y%m%d-%H%M%S}-{config.model}-{config.run_key[:6]}-{pid}"
+
+
+def identify(record: RunRecord, config: BenchmarkConfig, name: str, started: datetime.datetime) -> None:
+    """Fill in which run a row is."""
+    record.run_id, record.run_key = name, config.run_key
+    record.started_at = started.isoformat(timespec="milliseconds")
+    record.tfbench_version, record.tag = tfbench.__version__, config.tag
+    record.flags = shlex.join(to_flags(config))
 
 
 @contextlib.contextmanager

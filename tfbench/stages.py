@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from tfbench import devices, summary
@@ -21,8 +22,6 @@ from tfbench.measure.timing import WindowTimer
 from tfbench.models import MODELS
 from tfbench.records import RunRecord, baseline_command
 from tfbench.training import Training, run_steps
-
-GIB = 2**30
 
 
 def look_around(
@@ -178,13 +177,13 @@ def look_at_state(training: Training, observed: Observed) -> None:
     observed.facts |= {
         "steps_skipped": int(step.skipped.numpy()),
         "loss_scale_final": float(step.loss_scale.numpy()) if step.scales_loss else None,
-        "weights_finite": bool(after.sum() - after.sum() == 0),
+        "weights_finite": bool(np.isfinite(after).all()),
     }
 
 
 def look_at_host(observed: Observed) -> None:
     """The process's own memory; most of the input pipeline's is in it."""
-    observed.facts["host_rss_gib"] = psutil.Process().memory_info().rss / GIB
+    observed.facts["host_rss_gib"] = psutil.Process().memory_info().rss / gpus.GIB
 
 
 def look_closer(config: BenchmarkConfig, training: Training, observed: Observed, display: Display) -> None:

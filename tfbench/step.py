@@ -2,8 +2,7 @@
 
 Outside: `strategy.run`. Inside, on each replica: one compiled program for forward and backward pass, the
 all-reduce, and one compiled program for the finite check and the update; or, by choice, all of it in one.
-Compiling around `strategy.run`
-instead fails with two replicas ("access resource … located in device").
+Compiling around `strategy.run` instead fails with two replicas ("access resource … located in device").
 """
 
 from collections.abc import Callable

@@ -34,7 +34,7 @@ def fill(
         _fill_rates(record, config, observed)
         _fill_telemetry(record, observed)
         _fill_efficiency(record, earlier_rows)
-        _fill_parts(record, config, observed)
+        _fill_parts(record, observed)
     record.gates = "|".join(gates.evaluate(_facts(record, config, observed)))
     return record
 
@@ -131,7 +131,7 @@ def _rate_and_interval(row: RunRecord) -> tuple[float, float, float] | None:
     return None if rate is None or low is None or high is None else (rate, low, high)
 
 
-def _fill_parts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> None:
+def _fill_parts(record: RunRecord, observed: Observed) -> None:
     """Where the time of a step goes, of a run that was diagnosed."""
     parts = observed.parts
     if parts is None:

@@ -21,6 +21,7 @@ import pynvml
 
 from tfbench.hardware.gpus import GIB, Gpu, Nvml, decoded, handle_of, scaled
 from tfbench.measure import gpm
+from tfbench.measure.statistics import within
 from tfbench.measure.timing import Window
 
 # Bits of NVML's "clocks event reasons" (nvml.h, nvmlClocksEventReasons), as they appear in a row.
@@ -269,7 +270,7 @@ def summarize(samples: Sequence[TelemetrySample], windows: Sequence[Window]) -> 
     Only samples with start ≤ t ≤ end of a window count. Energy also uses the samples next to the edges. What
     is a mean over an interval counts by the interval's length, and only if a window holds all of it.
     """
-    inside = [s for s in samples if any(w.start_s <= s.t_s <= w.end_s for w in windows)]
+    inside = within(samples, windows)
     energy_j, energy_source = _energy(samples, windows)
     clocks_mhz = _measured(s.sm_clock_mhz for s in inside)
     utilization = _measured(s.utilization_percent for s in inside)

@@ -17,8 +17,8 @@ class Convolution(keras.layers.Layer):
     memory; explicit padding does neither. Weights: He normal over the outgoing connections.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, **kwargs: Any):
-        super().__init__(**kwargs)
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1):
+        super().__init__()
         self.stride = stride
         side = (kernel - 1) // 2
         self.padding = [[0, 0], [side, side], [side, side], [0, 0]]

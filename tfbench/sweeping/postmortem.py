@@ -2,15 +2,12 @@
 
 import os
 import platform
-import shlex
 import signal
 import socket
 from pathlib import Path
 
-import tfbench
 from tfbench import outcome, summary
-from tfbench.flags import to_flags
-from tfbench.journal import Observed
+from tfbench.journal import Observed, identify, run_id
 from tfbench.records import RunRecord
 from tfbench.sweeping.child import Ended, Launch
 
@@ -24,17 +21,9 @@ def row_of(ended: Ended) -> RunRecord:
     """What is known of the run: its configuration, where it ran and how it ended."""
     launch, folder = ended.launch, ended.launch.folder()
     config = launch.config
-    name = f"{launch.started:%Y%m%d-%H%M%S}-{config.model}-{config.run_key[:6]}-{launch.pid}"
-    record = RunRecord(
-        run_id=folder.name if folder else name,
-        run_key=config.run_key,
-        started_at=launch.started.isoformat(timespec="milliseconds"),
-        tfbench_version=tfbench.__version__,
-        tag=config.tag,
-        host=socket.gethostname(),
-        python=platform.python_version(),
-        flags=shlex.join(to_flags(config)),
-    )
+    record = RunRecord(host=socket.gethostname(), python=platform.python_version())
+    name = folder.name if folder else run_id(config, launch.started, launch.pid)
+    identify(record, config, name, launch.started)
     record.status, record.note = _status(ended)
     return summary.fill(record, config, Observed(), [])
 
