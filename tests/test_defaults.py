@@ -125,7 +125,7 @@ def test_tf32_is_refused_where_it_would_silently_be_fp32(gpus, words):
         (gpu(memory_gib=12.0), "mixed_float16", 128),  # 9.6 GiB hold 128, 5.1 GiB
         (gpu(memory_gib=16.0), "fp32", 128),  # twice as much each: 256 would be 20.5 GiB, 128 are 10.25
         (gpu(memory_gib=0.1), "mixed_float16", 8),  # no smaller than a row of the tensor cores
-        (gpu(memory_gib=None), "mixed_float16", 256),
+        (gpu(memory_gib=None), "mixed_float16", 1024),
     ],
 )
 def test_default_batch_fits_the_memory(card, precision, expected):
@@ -187,12 +187,12 @@ def test_cpu_shrinks_the_run_and_says_so():
     ("choices", "expected"),
     [
         ({"steps": 90, "warmup_steps": 10}, 10),
-        ({"steps": 95}, 13),  # and the GPU's default of 40 before them: a tenth of 135, cut
+        ({"steps": 95}, 11),  # and the GPU's default of 20 before them: a tenth of 115, cut
         ({"steps": 90, "warmup_steps": 10, "lr_warmup_steps": 0}, 0),
     ],
 )
 def test_learning_rate_rises_over_a_tenth_of_the_run(choices, expected):
-    assert MODELS["resnet50"].on_gpu.warmup_steps == 40
+    assert MODELS["resnet50"].on_gpu.warmup_steps == 20
     assert config_of(machine(H200), **choices).lr_warmup_steps == expected
 
 
@@ -202,7 +202,7 @@ def test_few_steps_need_no_windows_flag():
 
 
 def test_more_windows_than_steps_are_refused():
-    with pytest.raises(ConfigError, match="--windows=1000: at most --steps=400"):
+    with pytest.raises(ConfigError, match="--windows=1000: at most --steps=200"):
         config_of(machine(H200), windows=1000)
 
 

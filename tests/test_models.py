@@ -18,7 +18,15 @@ from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.models import MODELS, bert_model
 from tfbench.models.bert import BERT_BASE_SHAPE, BERT_LARGE_SHAPE, BertShape, masked_positions
 from tfbench.models.bert_model import Bert
-from tfbench.models.layers import FusedBatchNorm, dropout, embedding_lookup
+from tfbench.models.layers import (
+    FusedBatchNorm,
+    LayerNorm,
+    dropout,
+    embedding_lookup,
+    gelu,
+    relu_max_pool,
+    softmax,
+)
 from tfbench.models.losses import classification_loss, masked_language_model_loss, normalize
 from tfbench.models.resnet import RESNET50_SHAPE
 from tfbench.models.resnet_model import ResNet
@@ -412,6 +420,20 @@ def test_dropout_zeroes_the_share_and_scales_the_rest() -> None:
     np.testing.assert_allclose(dropped[~zero], x.numpy()[~zero] / 0.9, rtol=1e-6)
 
 
+def test_dropout_masks_are_independent() -> None:
+    """Of neighbours, rows, places and seeds: correlations of 2**16 draws each stay within five deviations."""
+    seeds, places, size = ([0, 0], [0, 1], [1, 0], [1, 1]), (0, 1, 2), 2**16
+    ones = tf.ones((256, 256))
+    masks = [dropout(ones, 0.1, tf.constant(s), p).numpy().ravel() == 0 for s in seeds for p in places]
+    between = np.corrcoef(masks)[np.triu_indices(len(masks), 1)]
+    within = [
+        np.corrcoef(mask[:-lag], mask[lag:])[0, 1] for mask in masks for lag in (1, 2, 16, 255, 256, 257)
+    ]
+    assert np.abs([*between, *within]).max() < 5 / size**0.5
+    deviation = (0.1 * 0.9 / size) ** 0.5
+    assert np.abs(np.mean(masks, axis=1) - 0.1).max() < 5 * deviation
+
+
 def test_dropout_of_rate_0_is_the_identity() -> None:
     x = tf.constant([1.0, 2.0])
     np.testing.assert_array_equal(dropout(x, 0.0, None, place=0), x)
@@ -423,6 +445,71 @@ def test_dropout_masks_depend_on_seed_and_place_alone() -> None:
 
     assert mask([3, 4], 0) == mask([3, 4], 0)
     assert len({mask([3, 4], 0), mask([3, 4], 1), mask([3, 5], 0), mask([4, 4], 0)}) == 4
+
+
+def values_and_gradients(function: Callable[..., Any], *inputs: np.ndarray) -> list[np.ndarray]:
+    """The output and the gradient by each input of a fixed weighted sum of it."""
+    tensors = [tf.constant(value) for value in inputs]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        output = function(*tensors)
+        weights = np.random.default_rng(5).standard_normal(output.shape)
+        total = tf.reduce_sum(output * tf.constant(weights, output.dtype))
+    return [output.numpy(), *(tf.convert_to_tensor(g).numpy() for g in tape.gradient(total, tensors))]
+
+
+def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
+    layer = LayerNorm(x.shape[-1], 1e-3)
+    layer.gamma, layer.beta = gamma, beta
+    return layer(x)
+
+
+def keras_formula(x: Any, gamma: Any, beta: Any) -> Any:
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "shapes", "tolerance"),
+    [
+        (gelu, tf.nn.gelu, [(6, 50)], GELU_TOLERANCE),
+        (lambda x: softmax(x, tf.zeros((1, 9))), tf.nn.softmax, [(4, 5, 9)], 1e-14),
+        (layer_norm, keras_formula, [(3, 4, 8), (8,), (8,)], 1e-13),
+    ],
+    ids=["gelu", "softmax", "layer norm"],
+)
+def test_written_out_gradients_are_tensorflows(
+    ours: Callable[..., Any], theirs: Callable[..., Any], shapes: list[tuple[int, ...]], tolerance: float
+) -> None:
+    generator = np.random.default_rng(3)
+    inputs = [generator.standard_normal(shape) for shape in shapes]
+    with dtype_policy("float64"):
+        pairs = zip(values_and_gradients(ours, *inputs), values_and_gradients(theirs, *inputs), strict=True)
+        for mine, other in pairs:
+            np.testing.assert_allclose(mine, other, atol=tolerance)
+
+
+def test_softmax_takes_a_bias_and_masks_with_it() -> None:
+    scores, bias = tf.constant([[1.0, 2.0, 3.0]], tf.float16), tf.constant([[0.0, -1e9, 1.0]])
+    weights = softmax(scores, bias)
+    assert weights.dtype == tf.float16
+    np.testing.assert_allclose(weights, [[1 / (1 + np.e**3), 0, np.e**3 / (1 + np.e**3)]], rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8, 3), (2, 9, 7, 3), (1, 16, 13, 2)], ids=str)
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "XLA"])
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_relu_max_pool_is_relu_and_max_pool(shape: tuple[int, ...], compiled: bool, dtype: str) -> None:
+    """Values rounded to tenths, so that many are equal: the gradient goes to the first of them."""
+    x = np.random.default_rng(2).standard_normal(shape).round(1).astype(dtype)
+
+    def theirs(x: Any) -> Any:
+        padding = [[0, 0], [1, 1], [1, 1], [0, 0]]
+        return tf.nn.max_pool2d(tf.pad(tf.nn.relu(x), padding, constant_values=x.dtype.min), 3, 2, "VALID")
+
+    ours = tf.function(relu_max_pool, jit_compile=compiled)
+    for mine, other in zip(values_and_gradients(ours, x), values_and_gradients(theirs, x), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-14 if dtype == "float64" else 4e-3)
 
 
 def test_every_dropout_of_bert_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:

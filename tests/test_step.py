@@ -369,7 +369,7 @@ def test_apply_sets_policy_and_tensor_float_32(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "batch", "rate"),
-    [(IMAGE, image_batch(8), 0.05), (TEXT, text_batch(8), 0.1)],
+    [(IMAGE, image_batch(8), 0.05), (TEXT, text_batch(8), 0.03)],  # 0.1 jumps about, and magnifies rounding
     ids=["image", "text"],
 )
 def test_mixed_precision_follows_float32(spec: ModelSpec, batch: Batch, rate: float) -> None:
@@ -399,8 +399,22 @@ def test_gradients_travel_in_the_compute_dtype_and_scaled(name: str, dtype: str)
         lambda batch: training.step.gradients(batch, tf.constant(16.0), zero)[1],
         args=(training.loop.next_batch(),),
     )
-    assert {gradient.dtype.name for gradient in gradients} == {dtype}
-    np.testing.assert_array_equal(gradients[3], np.full(NUM_CLASSES, 32.0))  # times the scale
+    (message,) = gradients
+    assert message.dtype.name == dtype
+    assert message.shape == [training.step.num_params]
+    np.testing.assert_array_equal(message[-NUM_CLASSES:], np.full(NUM_CLASSES, 32.0))  # times the scale
+
+
+@pytest.mark.parametrize(("least", "messages"), [(1, 4), (100, 3), (10**9, 1)])
+def test_how_gradients_are_packed_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, least: int, messages: int
+) -> None:
+    expected = start(TOY_WITHOUT_NORM, TOY_BATCHES[:1], 2).losses(5)
+    monkeypatch.setattr(step_module, "LARGE_GRADIENT_ELEMENTS", least)
+    training = start(TOY_WITHOUT_NORM, TOY_BATCHES[:1], 2)
+    assert training.losses(5) == expected
+    gradients = [tf.zeros(variable.shape) for variable in training.step.model.trainable_variables]
+    assert len(training.step._packed(gradients)) == messages
 
 
 def test_gradients_that_underflow_survive_with_a_loss_scale() -> None:

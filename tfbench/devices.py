@@ -126,11 +126,12 @@ def build_strategy(devices: list[str]) -> Any:
     """A MirroredStrategy over the devices, one replica or many, so that a baseline differs in nothing else.
 
     Logical CPU devices share one memory: their sums are taken on one of them, which also lets one process
-    use several strategies after each other.
+    use several strategies after each other. Gradients come as one vector: no packing.
     """
     import tensorflow as tf
 
-    reduction = tf.distribute.ReductionToOneDevice() if devices[0].startswith("CPU") else None
+    on_cpu = devices[0].startswith("CPU")
+    reduction = tf.distribute.ReductionToOneDevice() if on_cpu else tf.distribute.NcclAllReduce(num_packs=0)
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
 
 

@@ -18,6 +18,7 @@ from tfbench.optimizers import OPTIMIZERS, Hyperparameters, learning_rate_at
 from tfbench.precision import PRECISIONS
 
 LOSS_SCALE_GROWTH_STEPS = 2000  # finite steps before the scale doubles: Keras' and NVIDIA's usual value
+LARGE_GRADIENT_ELEMENTS = 2**20  # BERT-large's matrices are, of ResNet-50's layers the last
 
 
 class Totals(NamedTuple):
@@ -92,10 +93,11 @@ class TrainStep:
         return np.array([float(value) for value in sums])
 
     def gradients(self, batch: Batch, scale: Any, totals: Totals) -> tuple[Totals, list[Any]]:
-        """Forward and backward pass of every micro-batch; gradients carry the loss scale.
+        """Forward and backward pass of every micro-batch.
 
-        They are summed in float32 here and travel in the compute dtype, half the bytes under mixed
-        precision.
+        Returns:
+            totals; the packed gradients, times the loss scale. They are summed in float32 here and travel
+            in the compute dtype, half the bytes under mixed precision.
         """
         micro_batches = _split(batch, self.config.accumulate)
         summed: list[Any] = []
@@ -103,7 +105,24 @@ class TrainStep:
         for index, micro_batch in enumerate(micro_batches):
             totals, gradients = self._forward_backward(micro_batch, scale, self._seed(index), totals)
             summed = [a + b for a, b in zip(summed, gradients, strict=True)] if summed else gradients
-        return totals, [tf.cast(gradient, self.model.compute_dtype) for gradient in summed]
+        return totals, self._packed([tf.cast(gradient, self.model.compute_dtype) for gradient in summed])
+
+    def _packed(self, gradients: list[Any]) -> list[Any]:
+        """Large gradients as they are, then all small ones in one vector: the messages to other replicas.
+
+        ResNet-50's update was 376 kernels, a third of a step's, with each gradient on its own and is 31 with
+        one vector; but to pack BERT-large's large matrices too cost 5 ms of 91 on an H200.
+        """
+        small = [tf.reshape(gradient, [-1]) for gradient in gradients if not _is_large(gradient)]
+        return [*filter(_is_large, gradients), *([tf.concat(small, 0)] if small else [])]
+
+    def _unpacked(self, messages: list[Any]) -> list[Any]:
+        """The gradient of each variable."""
+        shapes = [variable.shape for variable in self.model.trainable_variables]
+        sizes = [shape.num_elements() for shape in shapes if not _is_large(shape)]
+        small = iter(tf.split(messages[-1], sizes) if sizes else [])
+        large = iter(messages)
+        return [next(large) if _is_large(shape) else tf.reshape(next(small), shape) for shape in shapes]
 
     def _forward_backward(self, batch: Batch, scale: Any, seed: Any, totals: Totals) -> Any:
         variables = self.model.trainable_variables
@@ -123,16 +142,16 @@ class TrainStep:
         )
         return totals, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
-    def update(self, gradients: list[Any], scale: Any) -> None:
-        """Apply summed gradients, or skip them all when one is not finite anywhere.
+    def update(self, messages: list[Any], scale: Any) -> None:
+        """Apply summed, packed gradients, or skip them all when one is not finite anywhere.
 
         Runs after the all-reduce on the same sums everywhere, so every replica decides alike: a
         not-finite gradient of any one replica is not finite in the sum.
         """
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(message)) for message in messages])
         hyper = self._hyperparameters()
         for variable, slots, gradient in zip(
-            self.model.trainable_variables, self.slots, gradients, strict=True
+            self.model.trainable_variables, self.slots, self._unpacked(messages), strict=True
         ):
             decay = hyper.weight_decay if variable.shape.rank > 1 else 0.0  # not on norms and biases
             self._update_variable(variable, slots, gradient, finite, scale, hyper, decay)
@@ -222,6 +241,12 @@ class HostLoop:
         return Totals(
             *[self.strategy.reduce(tf.distribute.ReduceOp.SUM, total, axis=None) for total in totals]
         )
+
+
+def _is_large(gradient: Any) -> bool:
+    """Whether a gradient, or a shape, travels on its own."""
+    shape = getattr(gradient, "shape", gradient)
+    return shape.num_elements() >= LARGE_GRADIENT_ELEMENTS
 
 
 def _all_reduce(gradients: list[Any]) -> list[Any]:

@@ -87,8 +87,8 @@ def _on_gpu(per_replica_batch_size: int) -> Defaults:
     return Defaults(
         per_replica_batch_size=per_replica_batch_size,
         seq_length=128,
-        steps=400,
-        warmup_steps=40,
+        steps=200,
+        warmup_steps=20,
         windows=20,
         steps_per_loop=10,
     )
@@ -108,7 +108,7 @@ def _on_cpu(per_replica_batch_size: int, seq_length: int, steps: int) -> Default
 BERT_LARGE = _spec(
     "bert_large",
     BERT_LARGE_SHAPE,
-    on_gpu=_on_gpu(64),
+    on_gpu=_on_gpu(256),
     on_cpu=_on_cpu(2, 64, 10),
     activation_mib_per_sample=190.0,
     learning_rate=1e-4,

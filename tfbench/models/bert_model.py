@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfbench.models.bert import BertShape
-from tfbench.models.layers import Linear, dropout, embedding_lookup
+from tfbench.models.layers import LayerNorm, Linear, dropout, embedding_lookup, gelu, softmax
 
 LAYER_NORM_EPSILON = 1e-12  # the published models'
 # Added to the score of a padded place, in float32: far below any score, and finite, so that a row
@@ -27,10 +27,10 @@ class Bert(keras.Model):
         self.word_embedding = _table(self, "word_embedding", shape.vocab_size, hidden)
         self.position_embedding = _table(self, "position_embedding", shape.max_positions, hidden)
         self.type_embedding = _table(self, "type_embedding", 2, hidden)
-        self.embedding_norm = _layer_norm(hidden)
+        self.embedding_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
         self.blocks = [EncoderBlock(shape, dropout_rate, 1 + 3 * i) for i in range(shape.layers)]
         self.transform = Linear(hidden, hidden)
-        self.transform_norm = _layer_norm(hidden)
+        self.transform_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
         self.output_bias = self.add_weight(name="output_bias", shape=(shape.vocab_size,), initializer="zeros")
         self.built = True
 
@@ -55,7 +55,7 @@ class Bert(keras.Model):
 
     def _predict(self, x: Any) -> Any:
         """[B, K, hidden] → float32 logits [B, K, vocab]."""
-        x = self.transform_norm(tf.nn.gelu(self.transform(x)))
+        x = self.transform_norm(gelu(self.transform(x)))
         table = tf.convert_to_tensor(self.word_embedding)
         flat = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), table, transpose_b=True)
         logits_dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
@@ -72,10 +72,10 @@ class EncoderBlock(keras.layers.Layer):
         hidden = shape.hidden
         self.query_key_value = Linear(hidden, 3 * hidden)  # one product instead of three
         self.attention_output = Linear(hidden, hidden)
-        self.attention_norm = _layer_norm(hidden)
+        self.attention_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
         self.intermediate = Linear(hidden, shape.intermediate)
         self.output_projection = Linear(shape.intermediate, hidden)
-        self.output_norm = _layer_norm(hidden)
+        self.output_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
         self.built = True
 
     def call(self, x: Any, score_bias: Any, training: bool = False, seed: Any = None) -> Any:
@@ -83,7 +83,7 @@ class EncoderBlock(keras.layers.Layer):
         rate = self.rate if training else 0.0
         attended = self.attention_output(self._attend(x, score_bias, rate, seed))
         x = self.attention_norm(x + dropout(attended, rate, seed, self.first_place + 1))
-        inner = self.output_projection(tf.nn.gelu(self.intermediate(x)))
+        inner = self.output_projection(gelu(self.intermediate(x)))
         return self.output_norm(x + dropout(inner, rate, seed, self.first_place + 2))
 
     def _attend(self, x: Any, score_bias: Any, rate: float, seed: Any) -> Any:
@@ -93,9 +93,7 @@ class EncoderBlock(keras.layers.Layer):
         qkv = tf.reshape(self.query_key_value(x), [-1, length, 3, self.heads, size])
         query, key, value = tf.unstack(qkv, axis=2)
         scores = tf.einsum("bqhd,bkhd->bhqk", query * size**-0.5, key)
-        softmax_dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
-        weights = tf.nn.softmax(tf.cast(scores, softmax_dtype) + tf.cast(score_bias, softmax_dtype))
-        weights = dropout(tf.cast(weights, x.dtype), rate, seed, self.first_place)
+        weights = dropout(softmax(scores, score_bias), rate, seed, self.first_place)
         return tf.reshape(tf.einsum("bhqk,bkhd->bqhd", weights, value), [-1, length, hidden])
 
 
@@ -104,10 +102,3 @@ def _table(model: keras.Model, name: str, rows: int, columns: int) -> Any:
     return model.add_weight(
         name=name, shape=(rows, columns), initializer=keras.initializers.TruncatedNormal(stddev=0.02)
     )
-
-
-def _layer_norm(hidden: int) -> keras.layers.LayerNormalization:
-    """A layer norm whose weights exist at once."""
-    layer = keras.layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON)
-    layer.build((None, None, hidden))
-    return layer

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfbench.models.layers import Convolution, FusedBatchNorm, Linear
+from tfbench.models.layers import Convolution, FusedBatchNorm, Linear, relu_max_pool
 from tfbench.models.resnet import ResNetShape, convolutions
 
 
@@ -31,10 +31,7 @@ class ResNet(keras.Model):
 
     def call(self, x: Any, training: bool = False) -> Any:
         """See the class."""
-        x = self._convolve("conv1", x, training)
-        # XLA's pooling takes no explicit padding, but folds one with the maximum's own start value.
-        x = tf.pad(tf.nn.relu(x), [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=float("-inf"))
-        x = tf.nn.max_pool2d(x, 3, 2, "VALID")
+        x = relu_max_pool(self._convolve("conv1", x, training))
         for stage, blocks in enumerate(self.shape.blocks):
             for block in range(blocks):
                 x = self._block(f"layer{stage + 1}.{block}", x, training)
