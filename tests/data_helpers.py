@@ -37,7 +37,7 @@ TEXT_MODEL = dataclasses.replace(
 
 def config_of(data: str, **choices: Any) -> BenchmarkConfig:
     """A run of batch size 1 on 16-pixel images or 32-token sequences."""
-    sizes = {"seq_length": 32} if data.startswith("pydoc") else {"image_size": 16}
+    sizes = {"seq_length": 32} if data.startswith(("pydoc", "text", "tokens")) else {"image_size": 16}
     return BenchmarkConfig(model="any", data=data, **{**sizes, **choices})
 
 

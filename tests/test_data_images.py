@@ -105,7 +105,8 @@ def test_random_crop_of_png_is_a_window_of_it() -> None:
     png = encode(np.stack([columns, rows, np.zeros_like(rows)], axis=-1), "PNG")
     windows, mirrored = set(), 0
     for index in range(300):
-        crop = pipeline.random_crop(png, tf.constant([7, index], tf.int64)).numpy()
+        seed = tf.constant([7, index], tf.int64)
+        crop = pipeline.mirror(pipeline.random_crop(png, seed), seed).numpy()
         h, w, _ = crop.shape
         mirrored += int(w > 1 and crop[0, 0, 0] > crop[0, -1, 0])
         left, top = int(crop[0, :, 0].min()), int(crop[0, 0, 1])

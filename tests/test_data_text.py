@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 from data_helpers import TEXT_MODEL, config_of, epoch, make
 
-from tfbench.data import pydoc, synthetic_batch
+from tfbench.data import masking, pydoc, synthetic_batch
+from tfbench.data.wordpiece import Vocabulary, encode, sequences, train_tokenizer, vocabulary_of
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 PLACES = {32: 8, 128: 20}  # 15 % rounded up to a multiple of 4
@@ -23,7 +24,8 @@ PLACES = {32: 8, 128: 20}  # 15 % rounded up to a multiple of 4
 def rows() -> np.ndarray:
     """All sequences of 128 tokens."""
     texts = pydoc.documents()
-    return pydoc.sequences(texts, pydoc.train_tokenizer(texts, 3000), 128)
+    tokenizer = train_tokenizer(texts, 3000)
+    return sequences(encode(texts, tokenizer), vocabulary_of(tokenizer), 128)
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +66,19 @@ def test_synthetic_text() -> None:
 
 def test_vocabulary_is_the_same_in_every_process() -> None:
     script = (
-        "import json; from tfbench.data import pydoc\n"
-        "train = lambda size: pydoc.train_tokenizer(pydoc.documents(), size).get_vocab()\n"
+        "import json; from tfbench.data import pydoc, wordpiece\n"
+        "train = lambda size: wordpiece.train_tokenizer(pydoc.documents(), size).get_vocab()\n"
         "print(json.dumps([train(300), train(8192)]))"
     )
     root = Path(__file__).parents[1]
     elsewhere = json.loads(subprocess.check_output([sys.executable, "-c", script], cwd=root, text=True))
-    here = [pydoc.train_tokenizer(pydoc.documents(), size).get_vocab() for size in (300, 8192)]
+    here = [train_tokenizer(pydoc.documents(), size).get_vocab() for size in (300, 8192)]
     assert here == elsewhere
 
 
 @pytest.mark.parametrize("size", [pydoc.MIN_VOCAB_SIZE, 1000, pydoc.MAX_VOCAB_SIZE])
 def test_vocabulary_keeps_to_its_size(size: int) -> None:
-    vocabulary = pydoc.train_tokenizer(pydoc.documents(), size).get_vocab()
+    vocabulary = train_tokenizer(pydoc.documents(), size).get_vocab()
     assert len(vocabulary) <= size
     assert sorted(vocabulary.values()) == list(range(len(vocabulary)))
     assert [vocabulary[token] for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == list(range(5))
@@ -95,9 +97,9 @@ def word_pieces(word: str, vocabulary: dict[str, int]) -> list[int]:
 
 def test_sequences_hold_the_documents() -> None:
     texts = ["The tokenizer splits\tUNSEEN words, as\nit should: x+=1. " * 4, "Short ##ing text [SEP] end."]
-    tokenizer = pydoc.train_tokenizer([*pydoc.documents(), *texts], 1000)
+    tokenizer = train_tokenizer([*pydoc.documents(), *texts], 1000)
     vocabulary = tokenizer.get_vocab()
-    found = pydoc.sequences(texts, tokenizer, 32)
+    found = sequences(encode(texts, tokenizer), vocabulary_of(tokenizer), 32)
     expected = []
     for text in texts:
         spaced = "".join(c if c.isalnum() else f" {c} " for c in text.lower())
@@ -171,8 +173,10 @@ def test_places_are_spread_evenly(rows: np.ndarray, visited: list[Any]) -> None:
 
 
 def test_short_sequence_uses_its_share_of_places() -> None:
-    ids = tf.constant([CLS, 10, 11, 12, 13, SEP] + [PAD] * 26)
-    sample = pydoc.mask(ids, tf.constant([0, 1]), places=8, vocab_size=3000)
+    ids = tf.constant([[CLS, 10, 11, 12, 13, SEP] + [PAD] * 26])
+    uniform = tf.random.stateless_uniform([1, 32 + 2 * 8], [0, 1])
+    batch = masking.mask(ids, uniform, places=8, vocabulary=Vocabulary(3000, tuple(range(5))))
+    sample = {name: value[0] for name, value in batch.items()}
     # 4 of 30 words of a full sequence: 8 · 4 / 30 = 1.07, rounded up.
     np.testing.assert_array_equal(sample["masked_weights"], [1, 1, 0, 0, 0, 0, 0, 0])
     assert sample["input_ids"][0] == CLS

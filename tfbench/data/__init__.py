@@ -2,16 +2,32 @@
 
 from tfbench.config import ConfigError
 from tfbench.data.digits import DIGITS
+from tfbench.data.folder import FOLDER
 from tfbench.data.pydoc import PYDOC
 from tfbench.data.source import Input, open_input
-from tfbench.data.spec import DatasetSpec, Shard
+from tfbench.data.spec import DatasetSpec, InputLog, Shard, require_image_files
 from tfbench.data.synthetic import SYNTHETIC, synthetic_batch
+from tfbench.data.text import TEXT, require_text_files
 from tfbench.data.tfds import TFDS
 from tfbench.data.tfrecord import TFRECORD
+from tfbench.data.token_source import TOKENS
 
-DATASETS: dict[str, DatasetSpec] = {spec.name: spec for spec in (SYNTHETIC, DIGITS, PYDOC, TFDS, TFRECORD)}
+DATASETS: dict[str, DatasetSpec] = {
+    spec.name: spec for spec in (SYNTHETIC, DIGITS, PYDOC, TFDS, TFRECORD, FOLDER, TEXT, TOKENS)
+}
 
-__all__ = ["DATASETS", "DatasetSpec", "Input", "Shard", "open_input", "parse", "synthetic_batch"]
+__all__ = [
+    "DATASETS",
+    "DatasetSpec",
+    "Input",
+    "InputLog",
+    "Shard",
+    "open_input",
+    "parse",
+    "require_image_files",
+    "require_text_files",
+    "synthetic_batch",
+]
 
 
 def parse(data: str) -> tuple[DatasetSpec, str | None]:

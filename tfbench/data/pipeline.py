@@ -1,8 +1,11 @@
 """The tf.data steps that data sets share. Imports TensorFlow."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tfbench.config import BenchmarkConfig
+from tfbench.data import cache, tolerant
 from tfbench.data.spec import Shard
 
 # Encoded records waiting in the shuffle buffer of a pipeline: about 0.45 GB of ImageNet JPEGs (110 kB each).
@@ -37,6 +40,10 @@ def batches(samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: 
     """
     options = tf.data.Options()
     options.deterministic = reproducible
+    # Threads of their own: decoding does not queue behind the step's operations, nor they behind it. The
+    # samples are the parallelism; an operation that splits itself up would only add to the threads.
+    options.threading.private_threadpool_size = tolerant.usable_cores()
+    options.threading.max_intra_op_parallelism = 1
     return (
         samples.batch(
             config.samples_per_replica_per_step, drop_remainder=True, num_parallel_calls=tf.data.AUTOTUNE
@@ -47,15 +54,26 @@ def batches(samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: 
 
 
 def image_batches(
-    records: tf.data.Dataset, config: BenchmarkConfig, shard: Shard, *, augment: bool
+    records: tf.data.Dataset,
+    unpack: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+    config: BenchmarkConfig,
+    shard: Shard,
+    *,
+    augment: bool,
+    num_records: int,
 ) -> tf.data.Dataset:
     """Shuffles encoded images, then decodes them to batches.
 
+    With --cache the order is the other way round: every image is decoded and resized once, kept in RAM, and
+    each visit takes another crop of what is kept.
+
     Args:
-        records: one epoch of (encoded image, label), a string and an integer scalar.
-        config: gives batch size, image_size, seed and whether the order must be reproducible.
-        shard: the part of the data that `records` holds.
+        records: one epoch of (path, number, …), as for `tolerant.read_each`, with what `unpack` takes.
+        unpack: → (encoded image, label), a string and an integer scalar.
+        config: gives batch size, image_size, seed, the cache and whether the order must be reproducible.
+        shard: the part of the data that `records` holds; its log names what cannot be read.
         augment: crop and flip at random; otherwise the whole image is resized.
+        num_records: of one epoch, as far as known.
 
     Returns:
         Endless data set of image batches as `ModelSpec` describes them.
@@ -63,19 +81,56 @@ def image_batches(
     image_size = config.image_size
     assert image_size is not None
 
-    def decode(visit: tf.Tensor, record: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
-        encoded, label = record
-        seed = tf.stack([tf.constant(config.seed, tf.int64), visit * shard.count + shard.index])
-        image = random_crop(encoded, seed) if augment else decode_whole(encoded)
-        return {"image": resize(image, image_size), "label": tf.cast(label, tf.int32)}
+    def seed_of(visit: tf.Tensor) -> tf.Tensor:
+        return tf.stack([tf.constant(config.seed, tf.int64), visit * shard.count + shard.index])
 
-    samples = (
-        records.shuffle(SHUFFLE_BUFFER_RECORDS, seed=config.seed, reshuffle_each_iteration=True)
-        .repeat()
-        .enumerate()
-        .map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    )
+    def decode(visit: tf.Tensor, *record: tf.Tensor) -> dict[str, tf.Tensor]:
+        encoded, label = unpack(*record)
+        if augment:
+            seed = seed_of(visit)
+            image = mirror(resize(random_crop(encoded, seed), image_size), seed)
+        else:
+            image = resize(decode_whole(encoded), image_size)
+        return {"image": image, "label": tf.cast(label, tf.int32)}
+
+    def decode_to_keep(*record: tf.Tensor) -> dict[str, tf.Tensor]:
+        encoded, label = unpack(*record)
+        image = decode_whole(encoded)
+        kept = resize_short_side(image, kept_side(image_size)) if augment else resize(image, image_size)
+        return {"image": kept, "label": tf.cast(label, tf.int32)}
+
+    def crop_kept(visit: tf.Tensor, sample: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        seed = seed_of(visit)
+        image = mirror(resize(cut(sample["image"], seed), image_size), seed)
+        return {"image": image, "label": sample["label"]}
+
+    def endless(samples: tf.data.Dataset) -> tf.data.Dataset:
+        shuffled = samples.shuffle(SHUFFLE_BUFFER_RECORDS, seed=config.seed, reshuffle_each_iteration=True)
+        return shuffled.repeat().enumerate()
+
+    if cache.wanted(config, shard, records, decode_to_keep, num_records):
+        kept = tolerant.read_each(records, decode_to_keep, shard, keep_order=config.deterministic).cache()
+        if augment:
+            samples = endless(kept).map(crop_kept, num_parallel_calls=tf.data.AUTOTUNE)
+        else:
+            samples = endless(kept).map(lambda _, sample: sample)
+    else:
+        visited = endless(records).map(lambda visit, record: (*record[:2], visit, *record[2:]))
+        samples = tolerant.read_each(visited, decode, shard, keep_order=config.deterministic)
     return batches(samples, config, reproducible=config.deterministic)
+
+
+def kept_side(image_size: int) -> int:
+    """Pixels of the short side of a cached image: 256 for 224, the ratio of ImageNet's usual evaluation."""
+    return round(image_size * 256 / 224)
+
+
+def resize_short_side(image: tf.Tensor, side: int) -> tf.Tensor:
+    """Resizes [H, W, 3] to uint8 whose shorter side has `side` pixels, the shape kept; never enlarges."""
+    shape = tf.shape(image)[:2]
+    scale = tf.minimum(tf.cast(side, tf.float32) / tf.cast(tf.reduce_min(shape), tf.float32), 1.0)
+    size = tf.maximum(tf.cast(tf.round(tf.cast(shape, tf.float32) * scale), tf.int32), 1)
+    return tf.cast(tf.round(tf.image.resize(image, size, antialias=True)), tf.uint8)
 
 
 def resize(image: tf.Tensor, size: int) -> tf.Tensor:
@@ -89,7 +144,7 @@ def decode_whole(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def random_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Decodes a random part of an image, mirrored half of the time.
+    """Decodes a random part of an image.
 
     Args:
         encoded: as for `decode_whole`; among ImageNet's JPEG files is a PNG.
@@ -98,20 +153,28 @@ def random_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     Returns:
         uint8 [height, width, 3].
     """
-    crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
 
     def crop_jpeg() -> tf.Tensor:
         # Only the blocks that the crop touches are decoded.
-        window = _random_window(tf.io.extract_jpeg_shape(encoded), crop_seed)
+        window = _random_window(tf.io.extract_jpeg_shape(encoded), seed)
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3, dct_method="INTEGER_FAST")
 
     def crop_other() -> tf.Tensor:
-        image = decode_whole(encoded)
-        top, left, height, width = tf.unstack(_random_window(tf.shape(image), crop_seed))
-        return image[top : top + height, left : left + width]
+        return cut(decode_whole(encoded), seed)
 
-    image = tf.cond(tf.io.is_jpeg(encoded), crop_jpeg, crop_other)
-    return tf.image.stateless_random_flip_left_right(image, flip_seed)
+    return tf.cond(tf.io.is_jpeg(encoded), crop_jpeg, crop_other)
+
+
+def cut(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Cuts the part of a decoded image [H, W, 3] that `random_crop` would."""
+    top, left, height, width = tf.unstack(_random_window(tf.shape(image), seed))
+    return image[top : top + height, left : left + width]
+
+
+def mirror(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Mirrors an image half of the time, whatever else the seed decides. Cheapest once it is small."""
+    own_seed = tf.random.experimental.stateless_fold_in(seed, 1)
+    return tf.image.stateless_random_flip_left_right(image, own_seed)
 
 
 def _random_window(image_shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

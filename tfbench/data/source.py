@@ -5,11 +5,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfbench.config import BenchmarkConfig
-from tfbench.data.spec import Shard
+from tfbench.data.spec import InputLog, Shard
 from tfbench.models.spec import Batch, ModelSpec
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+# Batches that wait in each replica's memory, so that one is copied there while another is used.
+BATCHES_ON_DEVICE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Input:
 
     next: Callable[[], Any]  # → batch of each replica, for strategy.run; also inside a tf.function
     resident: bool  # the same batch every time, on the device before the first step
+    log: InputLog = dataclasses.field(default_factory=InputLog)  # what the pipelines have to say
 
 
 def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribute.Strategy") -> Input:
@@ -38,12 +42,17 @@ def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribut
         batch = _resident_batch(config, spec, strategy)
         return Input(next=lambda: batch, resident=True)
 
+    import tensorflow as tf
+
+    log = InputLog(config.on_bad_record)
+
     def dataset_fn(context: "tf.distribute.InputContext") -> "tf.data.Dataset":
-        shard = Shard(context.input_pipeline_id, context.num_input_pipelines)
+        shard = Shard(context.input_pipeline_id, context.num_input_pipelines, log)
         return dataset_spec.make(config, spec, shard)
 
-    iterator = iter(strategy.distribute_datasets_from_function(dataset_fn))
-    return Input(next=lambda: next(iterator), resident=False)
+    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=BATCHES_ON_DEVICE)
+    iterator = iter(strategy.distribute_datasets_from_function(dataset_fn, options))
+    return Input(next=lambda: next(iterator), resident=False, log=log)
 
 
 def _resident_batch(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribute.Strategy") -> Batch:

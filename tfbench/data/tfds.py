@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 SPLIT = "train"
+NO_NUMBER = -1  # of a record: the tfds_id that stands for its path has it
 
 _NAME = re.compile(r"(?P<name>[a-z]\w*)(/(?P<config>[\w.+-]+))?(:(?P<version>\d+\.\d+\.\d+))?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -158,19 +159,27 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
         read_config=tfds.ReadConfig(
             try_autocache=False,
             skip_prefetch=True,
+            add_tfds_id=True,
             shuffle_seed=config.seed,
             shuffle_reshuffle_each_iteration=True,
         ),
     )
-    pairs = records.map(lambda record: (record["image"], record["label"]))
-    augment = None in builder.info.features["image"].shape[:2]
-    return pipeline.image_batches(pairs, config, shard, augment=augment)
+    named = records.map(lambda record: (record["tfds_id"], NO_NUMBER, record["image"], record["label"]))
+    return pipeline.image_batches(
+        named,
+        lambda encoded, label: (encoded, label),
+        config,
+        shard,
+        augment=None in builder.info.features["image"].shape[:2],
+        num_records=builder.info.splits[SPLIT].num_examples // shard.count,
+    )
 
 
 TFDS = DatasetSpec(
     name="tfds",
     kinds=frozenset({"image"}),
     takes_argument=True,
+    image_files=True,
     help="NAME[/CONFIG][:VERSION] of an image data set prepared by TensorFlow Datasets under --data_dir",
     check=_check,
     make=_make,

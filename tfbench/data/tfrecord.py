@@ -2,7 +2,9 @@
 
 import functools
 import glob
+import itertools
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfbench.config import BenchmarkConfig
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 FILES_AT_ONCE = 16  # read in turn by one pipeline, so that neighbouring samples come from different files
+
+SAMPLED_RECORDS = 64  # whose sizes say how many there are
+MAX_RECORDS_OF_A_FILE = 2**62
 
 # A record is its length (uint64), 4 bytes of CRC, the data, 4 bytes of CRC:
 # https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
@@ -53,12 +58,38 @@ def _starts_with_a_record(path: str) -> bool:
 def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Dataset":
     from tfbench.data import pipeline
 
-    records = _read(_files(config), config, spec, shard)
-    return pipeline.image_batches(records, config, shard, augment=True)
+    assert spec.num_classes is not None
+    paths = _files(config)
+    return pipeline.image_batches(
+        _read(paths, config, shard),
+        functools.partial(_parse, num_classes=spec.num_classes),
+        config,
+        shard,
+        augment=True,
+        num_records=-(-_estimate_records(paths) // shard.count),
+    )
 
 
-def _read(paths: list[str], config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Dataset":
-    """One epoch of (encoded image, label from 0) of a shard: of its own files where there are enough."""
+def _estimate_records(paths: list[str]) -> int:
+    """Number of records of all files, by the first records' mean size."""
+    sizes = list(itertools.islice(_record_sizes(paths[0]), SAMPLED_RECORDS))
+    return round(sum(os.path.getsize(path) for path in paths) * len(sizes) / sum(sizes))
+
+
+def _record_sizes(path: str | bytes) -> Iterator[int]:
+    """Bytes of each record of a file, its framing included."""
+    size, end = os.path.getsize(path), 0
+    with open(path, "rb") as file:
+        while end < size and len(header := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+            record_bytes = _LENGTH_BYTES + _CRC_BYTES + int.from_bytes(header, "little") + _CRC_BYTES
+            end += record_bytes
+            yield record_bytes
+            if end < size:
+                file.seek(end)
+
+
+def _read(paths: list[str], config: BenchmarkConfig, shard: Shard) -> "tf.data.Dataset":
+    """One epoch of (path, number, serialized Example) of a shard: of its own files where there are enough."""
     import tensorflow as tf
 
     shard_files = len(paths) >= shard.count
@@ -67,18 +98,48 @@ def _read(paths: list[str], config: BenchmarkConfig, spec: ModelSpec, shard: Sha
         files = files.shard(shard.count, shard.index)
     files = files.shuffle(len(paths), seed=config.seed, reshuffle_each_iteration=True)
     records = files.interleave(
-        tf.data.TFRecordDataset,
+        functools.partial(_read_file, shard=shard),
         cycle_length=min(FILES_AT_ONCE, len(paths)),
         num_parallel_calls=tf.data.AUTOTUNE,
         # Pipelines that share files must agree on the order of the records.
         deterministic=config.deterministic or not shard_files,
     )
-    if not shard_files:
-        records = records.shard(shard.count, shard.index)
+    return records if shard_files else records.shard(shard.count, shard.index)
 
-    assert spec.num_classes is not None
-    parse = functools.partial(_parse, num_classes=spec.num_classes)
-    return records.map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+
+def _read_file(path: "tf.Tensor", shard: Shard) -> "tf.data.Dataset":
+    """(path, number, serialized Example) of a file.
+
+    What follows a broken record cannot be found: it is reported as the place where the file was left.
+    """
+    import tensorflow as tf
+
+    from tfbench.data import tolerant
+
+    def count(name: bytes) -> int:
+        num_records, end = _whole_records(name)
+        if end != os.path.getsize(name):
+            place = f"{name.decode()} at byte {end}"
+            shard.log.add_unreadable(place, f"cut short or corrupt after {num_records} records")
+        return num_records
+
+    def report(name: bytes) -> None:
+        num_read = sum(1 for _ in tf.data.TFRecordDataset(name).ignore_errors())
+        reason = "its checksum is wrong, and the rest of the file is left out"
+        shard.log.add_unreadable(tolerant.name_of(name, num_read), reason)
+
+    num_records = tf.ensure_shape(tf.numpy_function(count, [path], tf.int64), [])
+    data = tolerant.complete(tf.data.TFRecordDataset(path).ignore_errors(), num_records, report, (path,))
+    paths = tf.data.Dataset.from_tensors(path).repeat()
+    return tf.data.Dataset.zip((paths, tf.data.Dataset.range(MAX_RECORDS_OF_A_FILE), data))
+
+
+def _whole_records(path: str | bytes) -> tuple[int, int]:
+    """Number of records that a file holds whole, by the lengths that they state, and where the last ends."""
+    ends = list(itertools.accumulate(_record_sizes(path)))
+    size = os.path.getsize(path)
+    whole = [end for end in ends if end <= size]
+    return len(whole), whole[-1] if whole else 0
 
 
 def _parse(serialized: "tf.Tensor", num_classes: int) -> tuple["tf.Tensor", "tf.Tensor"]:
@@ -105,6 +166,7 @@ TFRECORD = DatasetSpec(
     name="tfrecord",
     kinds=frozenset({"image"}),
     takes_argument=True,
+    image_files=True,
     help="a glob of TFRecord files in ImageNet's layout: image/encoded, image/class/label from 1",
     check=_check,
     make=_make,

@@ -1,0 +1,82 @@
+"""Folders of JPEG and PNG files, one a class, in the layout of Keras and torchvision."""
+
+import os
+from typing import TYPE_CHECKING
+
+from tfbench.config import BenchmarkConfig
+from tfbench.data.spec import DatasetSpec, Shard, argument_of, data_error, require_classes, require_kind
+from tfbench.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+NO_NUMBER = -1  # of a record that its path names
+SUFFIXES = (".jpg", ".jpeg", ".png")  # in any case
+
+
+def _classes(config: BenchmarkConfig) -> list[tuple[str, list[str]]]:
+    """Class folders and the paths of their images, both sorted by name; hidden entries are passed over.
+
+    Raises:
+        ConfigError: there are no class folders, or one holds no images.
+    """
+    root = os.path.abspath(os.path.expanduser(argument_of(config)))
+    if not os.path.isdir(root):
+        raise data_error(config, f"{root} is not a folder; expected folder:PATH with a folder for each class")
+    names = sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith("."))
+    if not names:
+        raise data_error(config, f"{root} has no folders in it; expected one for each class")
+    return [(name, _images(config, os.path.join(root, name))) for name in names]
+
+
+def _images(config: BenchmarkConfig, folder: str) -> list[str]:
+    files = sorted(e.path for e in os.scandir(folder) if e.is_file() and not e.name.startswith("."))
+    images = [path for path in files if path.lower().endswith(SUFFIXES)]
+    if not images:
+        held = (
+            f"it has {len(files)} other file(s), such as {os.path.basename(files[0])}" if files else "empty"
+        )
+        raise data_error(
+            config, f"{folder} has no {', '.join(SUFFIXES)} file ({held}): add some or remove it"
+        )
+    return images
+
+
+def _check(config: BenchmarkConfig, spec: ModelSpec) -> None:
+    require_kind(config, spec, "image")
+    require_classes(config, spec, len(_classes(config)))
+
+
+def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Dataset":
+    """Labels count the class folders by name from 0; the order of each epoch is over all files."""
+    import tensorflow as tf
+
+    from tfbench.data import pipeline
+
+    labelled = [(path, label) for label, (_, paths) in enumerate(_classes(config)) for path in paths]
+    paths, labels = zip(*labelled, strict=True)
+    records = (
+        tf.data.Dataset.from_tensor_slices((list(paths), list(labels)))
+        .shuffle(len(labelled), seed=config.seed, reshuffle_each_iteration=True)
+        .shard(shard.count, shard.index)
+        .map(lambda path, label: (path, NO_NUMBER, path, label))
+    )
+    return pipeline.image_batches(
+        records,
+        lambda path, label: (tf.io.read_file(path), label),
+        config,
+        shard,
+        augment=True,
+        num_records=-(-len(labelled) // shard.count),
+    )
+
+
+FOLDER = DatasetSpec(
+    name="folder",
+    kinds=frozenset({"image"}),
+    takes_argument=True,
+    image_files=True,
+    help="a folder with a folder of JPEG and PNG files for each class, labelled by the order of their names",
+    check=_check,
+    make=_make,
+)
