@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: a virtual environment with tfbench in it, made once and checked in no time.
 #
 #   setup_venv EXTRAS    e.g. setup_venv data,test

@@ -1,158 +1,21 @@
 """`python -m tfbench.sweep` as its users run it, mostly with a stand-in for the process that trains."""
 
-import json
 import os
 import random
-import shlex
+import re
 import signal
 import subprocess
-import sys
 import time
 
-import psutil
 import pytest
 from run_helpers import DEADLINE_S, environment, environment_without_tensorflow, python
+from sweep_helpers import BASE, Sweeper
 
 from tfbench import records
 
-# Stands for tfbench.train: does what FAKE says for its --seed, or trains well; rows and folders as its own.
-FAKE = """
-import datetime, json, os, signal, subprocess, sys, time
-from pathlib import Path
-from absl import flags
-import tfbench.flags
-from tfbench import records
-from tfbench.defaults import complete
-from tfbench.hardware.gpus import this_machine
-
-flags.FLAGS(sys.argv)
-config, _ = complete(tfbench.flags.choices_from_flags(), this_machine())
-now = datetime.datetime.now(datetime.UTC)
-run_id = f"{now:%Y%m%d-%H%M%S}-{config.model}-{config.run_key[:6]}-{os.getpid()}"
-folder = Path(config.results_dir) / run_id
-folder.mkdir(parents=True)
-
-def row(status, rate=None):
-    told = dict(status=status, samples_per_sec=rate, flags=f"--seed={config.seed}")
-    same = dict(run_id=run_id, run_key=config.run_key, started_at=now.isoformat())
-    records.append(Path(config.results_dir) / "runs.csv", records.RunRecord(**told | same))
-
-def sleep_for_ever(line=""):
-    (folder / "asleep").touch()
-    while True:
-        time.sleep(0.1)
-        if line:
-            print(line, flush=True)
-
-def interrupted(number, frame):
-    row("interrupted")
-    sys.exit(130)
-
-print("training", flush=True)
-behaviour = json.loads(os.environ["FAKE"]).get(str(config.seed), "ok")
-if behaviour == "ok":
-    time.sleep(float(os.environ.get("FAKE_S", 0)) / 2)
-    row("ok", 100.0)
-    time.sleep(float(os.environ.get("FAKE_S", 0)) / 2)
-elif behaviour == "oom":
-    row("oom")
-    sys.exit(1)
-elif behaviour == "crash":
-    sys.exit("boom")
-elif behaviour == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
-elif behaviour == "cudnn":
-    (folder / "train.log").write_text("E could not create: CUDNN_STATUS_ALLOC_FAILED\\n")
-    os.abort()
-elif behaviour == "helper":
-    subprocess.Popen(["sleep", "600"])
-    row("ok", 50.0)
-elif behaviour == "hang":
-    sleep_for_ever()
-elif behaviour == "babble":
-    sleep_for_ever("still there")
-elif behaviour == "gentle":
-    signal.signal(signal.SIGTERM, interrupted)
-    sleep_for_ever()
-elif behaviour == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sleep_for_ever()
-"""
-# The real command, but for the program that it starts.
-DRIVER = """
-import sys
-from tfbench.sweeping import loop
-loop.TRAINER = (sys.executable, {fake!r})
-from tfbench import sweep
-sweep.main()
-"""
-BASE = ("--model=resnet_tiny", "--gpus=0", "--results_dir=out")
-
-
-class Sweeper:
-    """Sweeps in a folder, with stand-ins that behave as they are told."""
-
-    def __init__(self, folder):
-        self.folder, self.results = folder, folder / "out"
-        (folder / "fake.py").write_text(FAKE)
-        (folder / "driver.py").write_text(DRIVER.format(fake=str(folder / "fake.py")))
-
-    def environment(self, behaviours, seconds=0.0):
-        told = {"FAKE": json.dumps(behaviours), "FAKE_S": f"{seconds}", "FAKE_FOLDER": str(self.folder)}
-        return environment(**told)
-
-    def run(self, *flags, **behaviours):
-        told = {seed.removeprefix("s"): behaviour for seed, behaviour in behaviours.items()}
-        return python("driver.py", *BASE, *flags, cwd=self.folder, env=self.environment(told))
-
-    def start(self, *flags, behaviours=None, seconds=0.0):
-        return subprocess.Popen(
-            [sys.executable, "driver.py", *BASE, *flags],
-            cwd=self.folder,
-            env=self.environment(behaviours or {}, seconds),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            # A job in the background of a script ignores Ctrl-C, and so would this one.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-
-    def rows(self):
-        return records.read(self.results / "runs.csv")
-
-    def ends(self):
-        """(seed, status) of every row."""
-        return [(seed_of(row), row.status) for row in self.rows()]
-
-    def wait_for(self, pattern):
-        """Until a child has come so far."""
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not list(self.results.glob(pattern)):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
-
-    def alive(self):
-        """Processes of this folder's sweeps; zombies, which only wait to be counted, are dead."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
-
-    def _is_ours(self, process):
-        try:
-            ours = process.environ().get("FAKE_FOLDER") == str(self.folder)
-            return ours and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
-
-    def assert_nobody_is_left(self):
-        deadline_s = time.monotonic() + 5  # a killed process takes a moment
-        while self.alive() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        assert not self.alive()
-
-
-def seed_of(row):
-    """The seed among a row's flags."""
-    (seed,) = (flag for flag in shlex.split(row.flags) if flag.startswith("--seed="))
-    return int(seed.removeprefix("--seed="))
+needs_two_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="runs side by side need a core each"
+)
 
 
 @pytest.fixture
@@ -202,7 +65,7 @@ class TestEveryEnd:
 
     def test_progress(self, swept):
         shown = swept[1].stdout
-        assert "points: 8, runs of each: 1; 8 runs to make, 0 of 8 already in out/runs.csv" in shown
+        assert "points: 8, runs: 8; 8 runs to make, 0 of 8 already in out/runs.csv" in shown
         assert "0/8 done  now seed=0\n" in shown
         assert "7/8 done  now seed=7  ETA 0:00:" in shown
         assert "last: hang" in shown
@@ -262,12 +125,54 @@ class TestCtrlC:
         sweeper.assert_nobody_is_left()
 
 
+@needs_two_cores
+class TestSideBySide:
+    def test_on_the_cpu_with_cores_of_their_own(self, sweeper):
+        # Each run waits for another: one after the other they would never end.
+        flags = ("--sweep=seed=1,2,3", "--parallel=2", "--hang_timeout_s=60")
+        done = sweeper.run(*flags, s1="meet", s2="meet", s3="oom")
+        assert sorted(sweeper.ends()) == [(1, "ok"), (2, "ok"), (3, "oom")], done.stdout
+        assert done.returncode == 1
+        assert {row.parallel_runs for row in sweeper.rows()} == {2}
+        one, other = (set(place["cores"]) for place in sweeper.places())
+        assert one.isdisjoint(other)
+        assert one | other == os.sched_getaffinity(0)
+        assert {row.cpu_cores for row in sweeper.rows()} == {len(one), len(other)}
+
+    def test_on_gpus_of_their_own_and_those_of_several_gpus_alone(self, tmp_path):
+        sweeper = Sweeper(tmp_path, gpus=2)
+        done = sweeper.run(
+            "--sweep=seed=1,2 gpus=1,2", "--parallel=auto", "--hang_timeout_s=60", s1="meet", s2="meet"
+        )
+        assert done.returncode == 0, done.stdout
+        shown = [(row.num_gpus, row.parallel_runs) for row in sweeper.rows()]
+        assert shown == [(1, 2), (1, 2), (2, 1), (2, 1)]
+        assert sorted(place["gpu"] for place in sweeper.places()) == ["", "", "GPU-0", "GPU-1"]
+
+    def test_one_that_dies_leaves_the_other_alone(self, sweeper):
+        sweeper.run("--sweep=seed=1,2,3,4", "--parallel=2", "--hang_timeout_s=5", s1="hang", s2="kill")
+        assert sorted(sweeper.ends()) == [(1, "hang"), (2, "failed"), (3, "ok"), (4, "ok")]
+        assert {row.parallel_runs for row in sweeper.rows()} == {2}  # also the rows of the dead
+        sweeper.assert_nobody_is_left()
+
+    def test_ctrl_c_ends_all_gently(self, sweeper):
+        flags = ("--sweep=seed=1,2,3", "--parallel=2")
+        parent = sweeper.start(*flags, behaviours={"1": "gentle", "2": "gentle"})
+        sweeper.wait_for("*/asleep", 2)
+        parent.send_signal(signal.SIGINT)
+        parent.communicate(timeout=DEADLINE_S)
+        assert parent.returncode == 2
+        assert sorted(sweeper.ends()) == [(1, "interrupted"), (2, "interrupted")]
+        sweeper.assert_nobody_is_left()
+
+
 @pytest.mark.slow
-def test_killed_at_random_moments_it_ends_with_every_row_once(sweeper):
-    sweep = "--sweep=seed=0,1,2,3,4,5 precision=fp32,mixed_bfloat16"
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=needs_two_cores)])
+def test_killed_at_random_moments_it_ends_with_every_row_once(sweeper, parallel):
+    sweep = ("--sweep=seed=0,1,2,3,4,5 precision=fp32,mixed_bfloat16", f"--parallel={parallel}")
     random_s = random.Random(12).uniform
     for kill in range(12):
-        parent = sweeper.start(sweep, seconds=0.8)
+        parent = sweeper.start(*sweep, seconds=0.8 * parallel)
         if kill % 3:  # while runs begin, write their rows and end
             assert any(" runs to make" in line for line in parent.stdout)
             time.sleep(random_s(0, 1.6))
@@ -277,7 +182,7 @@ def test_killed_at_random_moments_it_ends_with_every_row_once(sweeper):
         parent.kill()
         parent.communicate(timeout=DEADLINE_S)
         sweeper.assert_nobody_is_left()
-    done = sweeper.run(sweep)
+    done = sweeper.run(*sweep)
     assert done.returncode == 0, done.stdout
     rows = sweeper.rows()
     assert [row.status for row in rows] == ["ok"] * 12
@@ -286,6 +191,92 @@ def test_killed_at_random_moments_it_ends_with_every_row_once(sweeper):
     assert len(lines) == 12 + 2  # the header, and nothing after the last line break
     assert lines[-1] == b""
     sweeper.assert_nobody_is_left()
+
+
+class TestFindMaxBatch:
+    FLAGS = ("--find_max_batch", "--max_batch=100", "--per_replica_batch_size=8")
+    TRIES = ((8, "ok"), (16, "ok"), (32, "ok"), (64, "oom"), (48, "oom"), (40, "ok"))
+
+    def tries(self, sweeper):
+        return tuple((row.per_replica_batch_size, row.status) for row in sweeper.rows())
+
+    def test_found_with_the_rows_of_all_tries(self, tmp_path):
+        sweeper = Sweeper(tmp_path, largest=47)
+        done = sweeper.run(*self.FLAGS)
+        assert done.returncode == 0, done.stdout
+        assert self.tries(sweeper) == self.TRIES
+        assert {row.requested_per_replica_batch_size for row in sweeper.rows()} == {8}
+        assert {row.tag for row in sweeper.rows()} == {"find_max_batch"}
+        assert re.search(r"40 +│ +100.0 ", done.stdout)
+        assert re.search(r"largest batch *\n.*\n│model=resnet_tiny │ 40 ", done.stdout)
+
+    def test_every_point_of_a_matrix_and_no_more_than_allowed(self, sweeper):
+        flags = ("--find_max_batch", "--max_batch=12", "--sweep=seed=1,2", "--per_replica_batch_size=8")
+        done = sweeper.run(*flags, s2="crash")
+        assert done.returncode == 1
+        assert [(seed, status) for seed, status in sweeper.ends()] == [(1, "ok"), (1, "ok"), (2, "failed")]
+        assert re.search("seed=1 │ 12 │ not more than --max_batch=12 was tried", done.stdout)
+        assert re.search("seed=2 │ +│ batch 8 ended as failed: ", done.stdout)
+
+    def test_none_trains(self, tmp_path):
+        sweeper = Sweeper(tmp_path, largest=3)
+        assert (
+            sweeper.run("--find_max_batch", "--max_batch=16", "--per_replica_batch_size=16").returncode == 2
+        )
+        assert self.tries(sweeper) == ((16, "oom"), (8, "oom"))
+
+    @pytest.mark.slow
+    def test_killed_at_random_moments_it_goes_on(self, tmp_path):
+        sweeper = Sweeper(tmp_path, largest=47)
+        for seconds in (0.7, 1.3, 1.9, 2.5):
+            parent = sweeper.start(*self.FLAGS, seconds=0.5)
+            time.sleep(seconds)
+            parent.kill()
+            parent.communicate(timeout=DEADLINE_S)
+            sweeper.assert_nobody_is_left()
+        assert sweeper.run(*self.FLAGS).returncode == 0
+        assert self.tries(sweeper) == self.TRIES
+
+    def test_ctrl_c(self, sweeper):
+        parent = sweeper.start(*self.FLAGS, "--seed=7", behaviours={"7": "gentle"})
+        sweeper.wait_for("*/asleep")
+        parent.send_signal(signal.SIGINT)
+        shown, _ = parent.communicate(timeout=DEADLINE_S)
+        assert parent.returncode == 2
+        assert "stopped by the user" in shown
+        assert self.tries(sweeper) == ((8, "interrupted"),)
+        sweeper.assert_nobody_is_left()
+
+
+class TestScaling:
+    def test_weak(self, tmp_path):
+        sweeper = Sweeper(tmp_path, gpus=4)
+        flags = ("--scaling=weak", "--gpus=auto")
+        done = sweeper.run(*flags)
+        assert done.returncode == 0, done.stdout
+        assert [row.num_gpus for row in sweeper.rows()] == [1, 2, 1, 4, 1]
+        # The stand-in trains at 100 samples/s whatever it has.
+        assert re.search(r"│replicas=4 │ +100.0 │ +25.0 │ +25.0 % │", done.stdout)
+        again = sweeper.run(*flags)
+        assert "0 runs to make, 5 of 5 already" in again.stdout
+        assert re.search(r"│replicas=2 │ +100.0 │ +50.0 │ +50.0 % │", again.stdout)
+
+    def test_strong_on_the_cpu_for_every_point_of_a_matrix(self, sweeper):
+        flags = ("--scaling=strong", "--cpu_replicas=2", "--sweep=seed=1,2", "--per_replica_batch_size=8")
+        done = sweeper.run(*flags)
+        assert done.returncode == 0, done.stdout
+        shown = [(row.num_replicas, row.per_replica_batch_size) for row in sweeper.rows()]
+        assert shown == [(1, 8), (2, 4), (1, 8)] * 2
+        assert [seed for seed, _ in sweeper.ends()] == [1, 1, 1, 2, 2, 2]
+        assert "seed=2 replicas=2" in done.stdout
+
+    def test_a_failed_baseline_leaves_the_efficiency_empty(self, tmp_path):
+        sweeper = Sweeper(tmp_path, gpus=2, largest=16)
+        flags = ("--scaling=strong", "--gpus=2", "--per_replica_batch_size=32")
+        done = sweeper.run(*flags)
+        assert done.returncode == 1
+        assert [row.status for row in sweeper.rows()] == ["oom", "ok", "oom"]
+        assert re.search(r"│replicas=2 │ +100.0 │ +50.0 │ +│", done.stdout)
 
 
 class TestRefused:
@@ -302,6 +293,20 @@ class TestRefused:
             (["--sweep=seed=1", "--retry=never"], "--retry"),
             (["--sweep=seed=1", "--hang_timeout_s=-1"], "--hang_timeout_s"),
             (["seed=1"], "'seed=1' is not a flag"),
+            (["--sweep=seed=1", "--parallel=0"], "--parallel=0: auto (a run on each GPU) or a whole number"),
+            (["--scaling=weak", "--cpu_replicas=2", "--parallel=2"], "--parallel=2: runs of --scaling come"),
+            (["--sweep=seed=1", "--max_batch=8"], "--max_batch=8: goes with --find_max_batch only"),
+            (["--find_max_batch"], "--max_batch=: is needed with --gpus=0"),
+            (["--find_max_batch", "--max_batch=1"], "--max_batch=1: at least --per_replica_batch_size="),
+            (["--find_max_batch", "--sweep=per_replica_batch_size=1,2"], "chooses the values of per_replica"),
+            (["--find_max_batch", "--max_batch=64", "--repeats=2"], "--repeats=2: goes without --find_max"),
+            (["--find_max_batch", "--scaling=weak"], "--scaling=weak: goes without --find_max_batch"),
+            (["--scaling=weak"], "--cpu_replicas=1: --scaling needs at least 2 replicas"),
+            (["--scaling=weak", "--sweep=gpus=1,2"], "--sweep=gpus: --scaling chooses the values of gpus"),
+            (
+                ["--scaling=strong", "--cpu_replicas=4", "--per_replica_batch_size=6", "--sweep=seed=1,2"],
+                "point seed=2 replicas=4: --per_replica_batch_size=6: with --scaling=strong a multiple of 4",
+            ),
         ],
     )
     def test_refused(self, tmp_path, flags, named):
@@ -323,22 +328,51 @@ class TestRefused:
     def test_help(self, tmp_path):
         env = environment_without_tensorflow(tmp_path / "blocker")
         done = python("-m", "tfbench.sweep", "--help", cwd=tmp_path, env=env)
-        for flag in ("sweep", "sweep_file", "repeats", "retry", "point_timeout_s", "hang_timeout_s", "gpus"):
+        for flag in (
+            "sweep",
+            "sweep_file",
+            "repeats",
+            "retry",
+            "point_timeout_s",
+            "hang_timeout_s",
+            "gpus",
+            "parallel",
+            "scaling",
+        ):
             assert f"--{flag}:" in done.stdout
         assert "Traceback" not in done.stderr
 
 
+SMALL = ("--image_size=8", "--steps=4", "--windows=2", "--warmup_steps=1", "--notensorboard")
+
+
 @pytest.mark.slow
 def test_real_runs(tmp_path):
+    parallel = min(2, len(os.sched_getaffinity(0)))
     (tmp_path / "sweep.yaml").write_text("per_replica_batch_size: [2, 4]\n")
-    small = ("--image_size=8", "--steps=4", "--windows=2", "--warmup_steps=1", "--notensorboard")
-    command = ("-m", "tfbench.sweep", *BASE, *small, "--sweep_file=sweep.yaml")
+    command = ("-m", "tfbench.sweep", *BASE, *SMALL, "--sweep_file=sweep.yaml", f"--parallel={parallel}")
     done = python(*command, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stdout
     rows = records.read(tmp_path / "out" / "runs.csv")
-    assert [(row.status, row.per_replica_batch_size) for row in rows] == [("ok", 2), ("ok", 4)]
+    assert sorted((row.status, row.per_replica_batch_size) for row in rows) == [("ok", 2), ("ok", 4)]
     assert all(os.path.isdir(tmp_path / "out" / row.run_id) for row in rows)
+    assert [row.parallel_runs for row in rows] == [parallel] * 2
+    assert all(row.cpu_cores <= len(os.sched_getaffinity(0)) / parallel + 1 for row in rows)
     again = python(*command, cwd=tmp_path, env=environment())
     assert again.returncode == 0
     assert "0 runs to make, 2 of 2 already" in again.stdout
     assert len(records.read(tmp_path / "out" / "runs.csv")) == 2
+
+
+@pytest.mark.slow
+def test_real_strong_scaling(tmp_path):
+    flags = ("--scaling=strong", "--cpu_replicas=2", "--per_replica_batch_size=4")
+    done = python("-m", "tfbench.sweep", *BASE, *SMALL, *flags, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stdout
+    single, both, again = records.read(tmp_path / "out" / "runs.csv")
+    assert [row.num_replicas for row in (single, both, again)] == [1, 2, 1]
+    assert {row.global_batch_size for row in (single, both, again)} == {4}
+    assert {row.scaling_mode for row in (single, both, again)} == {"strong"}
+    assert both.exposed_communication_ms is not None
+    rate = (single.samples_per_sec + again.samples_per_sec) / 2
+    assert f"{100 * both.samples_per_sec / 2 / rate:.1f} %" in done.stdout

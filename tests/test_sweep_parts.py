@@ -142,7 +142,7 @@ class TestPlan:
     def numbers(self, rows, retry="failed", repeats=2):
         return [
             (each.point.name[-1], each.number)
-            for each in plan.schedule([self.A, self.B], repeats, rows, retry)
+            for each in plan.missing(plan.rounds([self.A, self.B], repeats), rows, retry)
         ]
 
     def test_repeats_are_interleaved(self):
@@ -178,7 +178,8 @@ class TestPlan:
         ],
     )
     def test_exit_code(self, of_a, of_b, code):
-        assert plan.exit_code([self.A, self.B], 2, rows_of(self.A, *of_a) + rows_of(self.B, *of_b)) == code
+        rows = rows_of(self.A, *of_a) + rows_of(self.B, *of_b)
+        assert plan.exit_code(plan.rounds([self.A, self.B], 2), rows) == code
 
 
 class TestWatchdog:
@@ -309,11 +310,16 @@ class TestProgress:
         ]
 
 
+def sweep_of(config):
+    point = Point("seed=0", config)
+    return loop.Sweep([point], plan.rounds([point], 1), machine())
+
+
 def test_two_sweeps_in_one_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "LOCK_WAIT_S", 0.0)
     config = BenchmarkConfig(model="resnet_tiny", image_size=32, results_dir=str(tmp_path))
-    work = loop.Sweep([Point("seed=0", config)])
-    with loop._folder(tmp_path), pytest.raises(ConfigError, match="another sweep is at work"):
+    work = sweep_of(config)
+    with loop.folder(tmp_path), pytest.raises(ConfigError, match="another sweep is at work"):
         loop.sweep(work, Display(Console(file=io.StringIO())))
 
 
@@ -321,5 +327,5 @@ def test_results_of_another_schema(tmp_path):
     (tmp_path / "runs.csv").write_text("a,b\n1,2\n")
     config = BenchmarkConfig(model="resnet_tiny", image_size=32, results_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="schema version"):
-        loop.sweep(loop.Sweep([Point("seed=0", config)]), Display(Console(file=io.StringIO())))
+        loop.sweep(sweep_of(config), Display(Console(file=io.StringIO())))
     assert (tmp_path / "runs.csv").read_text() == "a,b\n1,2\n"

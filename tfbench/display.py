@@ -61,6 +61,16 @@ class Display:
             log.info("%s: %s %s", *row)
         self.console.print(table)
 
+    def grid(self, title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        """Lines under a header, the first column to the left and figures to the right."""
+        table = Table(title=Text(title), title_justify="left", pad_edge=False)
+        for index, name in enumerate(header):
+            table.add_column(name, justify="right" if index else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+            log.info("%s", "  ".join(row))
+        self.console.print(table)
+
     def steps(self, total: int) -> "StepProgress":
         """Progress over `total` steps, warm-up included."""
         return StepProgress(self, total)

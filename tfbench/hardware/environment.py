@@ -27,6 +27,9 @@ _PACKAGES = (
     "scikit-learn",
 )
 
+# Tells a run how many runs its sweep makes side by side on this machine.
+PARALLEL_RUNS_VARIABLE = "TFBENCH_PARALLEL_RUNS"
+
 # Variables that change what is measured.
 _VARIABLE = re.compile(r"(CUDA_|TF_|NCCL_).*|XLA_FLAGS|KERAS_BACKEND")
 # Terraform's variables start with TF_ too and hold secrets; the other words are caution.
@@ -64,6 +67,11 @@ def describe(nvml: Any = pynvml, environ: Mapping[str, str] = os.environ) -> dic
             if _VARIABLE.fullmatch(name) and not _SECRET.search(name)
         },
     }
+
+
+def parallel_runs(environ: Mapping[str, str] = os.environ) -> int:
+    """Runs of a sweep side by side on this machine, this one included; 1 outside a sweep."""
+    return int(environ.get(PARALLEL_RUNS_VARIABLE, "1"))
 
 
 def _os_name() -> str | None:

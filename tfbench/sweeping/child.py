@@ -14,13 +14,14 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from tfbench.config import BenchmarkConfig
+from tfbench.sweeping.placement import Place
 from tfbench.sweeping.stopping import StopRequests
 
-POLL_S = 0.2  # between two looks at a child: far below the seconds that limits are made of
+POLL_S = 0.1  # between two looks at a child: far below the seconds that limits are made of
 STACK_DUMP_S = 5.0  # that a hung child gets to write where it hangs
 GRACE_S = 60.0  # that an interrupted child gets to write its row; a compilation cannot be interrupted
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -97,9 +98,11 @@ def run(
     lock: int,
     limits: Limits,
     stop: StopRequests,
-    tick: Callable[[], None],
-) -> Ended:
-    """Run a command to its end; nothing of its process group is left when this returns.
+    place: Place,
+) -> Generator[None, None, Ended]:
+    """Run a command to its end, giving way between two looks at it so that several can run side by side.
+
+    Nothing of its process group is left when this returns, raises or is closed.
 
     Args:
         command: program and arguments.
@@ -108,7 +111,7 @@ def run(
         lock: file descriptor that stays open as long as the child lives.
         limits: beyond which it is ended.
         stop: the user's requests: one ends it gently, a second at once.
-        tick: called between two looks.
+        place: the devices and cores that it may use.
     """
     started, kills_before = datetime.datetime.now(datetime.UTC), kernel_oom_kills()
     with open(output, "xb") as file:
@@ -117,14 +120,15 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONFAULTHANDLER": "1"},  # stacks before train.log takes them over
+            # Stacks before train.log takes them over.
+            env=os.environ | {"PYTHONFAULTHANDLER": "1"} | place.environment(),
             start_new_session=True,
             pass_fds=(lock,),
-            preexec_fn=_tie_to(os.getpid()),
+            preexec_fn=_tie_to(os.getpid(), place.cores),
         )
     launch = Launch(config, started, process.pid, output)
     try:
-        status, reason = _watch(process, launch, limits, stop, tick)
+        status, reason = yield from _watch(process, launch, limits, stop)
     finally:
         _kill_group(process)
     kills = kernel_oom_kills()
@@ -132,8 +136,8 @@ def run(
     return Ended(launch, process.returncode, status, reason, more)
 
 
-def _tie_to(parent: int) -> Callable[[], None]:
-    """What the child does before it becomes the command: die with its parent, leave no core file.
+def _tie_to(parent: int, cores: frozenset[int]) -> Callable[[], None]:
+    """What the child does before it becomes the command: die with its parent, keep to its cores.
 
     The library is loaded here because the child of a fork must not.
     """
@@ -144,52 +148,50 @@ def _tie_to(parent: int) -> Callable[[], None]:
             raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
         if os.getppid() != parent:  # it died before the kernel was told
             os.kill(os.getpid(), signal.SIGKILL)
+        if cores:
+            os.sched_setaffinity(0, cores)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
     return tie
 
 
 def _watch(
-    process: subprocess.Popen[bytes],
-    launch: Launch,
-    limits: Limits,
-    stop: StopRequests,
-    tick: Callable[[], None],
-) -> tuple[str | None, str]:
+    process: subprocess.Popen[bytes], launch: Launch, limits: Limits, stop: StopRequests
+) -> Generator[None, None, tuple[str | None, str]]:
     """Wait for the child; status and reason where it has to be ended."""
     watchdog = Watchdog(limits, time.monotonic())
     folder = None
     while process.poll() is None:
-        tick()
         if stop.count:
-            return "interrupted", _interrupt(process, stop)
+            return "interrupted", (yield from _interrupt(process, stop))
         folder = folder or launch.folder()
         logs = [path for path in (launch.output, folder and folder / "train.log") if path and path.exists()]
         complaint = watchdog.complaint(time.monotonic(), sum(path.stat().st_size for path in logs))
         if complaint:
             # faulthandler writes every thread's stack, also of one that is stuck in C++.
             process.send_signal(signal.SIGABRT)
-            _wait(process, STACK_DUMP_S)
+            yield from _wait(process, STACK_DUMP_S)
             return "hang", f"{complaint}; stacks: {logs[-1]}"
-        _wait(process, POLL_S)
+        yield
     return None, ""
 
 
-def _interrupt(process: subprocess.Popen[bytes], stop: StopRequests) -> str:
+def _interrupt(process: subprocess.Popen[bytes], stop: StopRequests) -> Generator[None, None, str]:
     """End a run as Ctrl-C does, with its row; a second request or too long a wait ends the patience.
 
     SIGTERM, because a child of a job in the background ignores SIGINT.
     """
     process.send_signal(signal.SIGTERM)
-    deadline_s = time.monotonic() + GRACE_S
-    while process.poll() is None and stop.count < 2 and time.monotonic() < deadline_s:
-        _wait(process, POLL_S)
+    yield from _wait(process, GRACE_S, lambda: stop.count > 1)
     return "stopped by the user"
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout_s)
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float, enough: Callable[[], bool] = lambda: False
+) -> Generator[None, None, None]:
+    deadline_s = time.monotonic() + timeout_s
+    while process.poll() is None and not enough() and time.monotonic() < deadline_s:
+        yield
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

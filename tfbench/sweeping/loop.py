@@ -1,38 +1,46 @@
 """The sweep itself: a fresh process for every run that is missing, and a row for each. TensorFlow-free."""
 
+import collections
 import contextlib
 import dataclasses
 import datetime
 import fcntl
+import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from tfbench import records
 from tfbench.config import ConfigError
 from tfbench.display import Display
 from tfbench.flags import to_flags
+from tfbench.hardware.gpus import Machine
 from tfbench.records import RunRecord
 from tfbench.sweeping import child, plan
 from tfbench.sweeping.child import Limits
 from tfbench.sweeping.matrix import Point
+from tfbench.sweeping.placement import EVERYTHING, Place, places
+from tfbench.sweeping.plan import Try
 from tfbench.sweeping.progress import SweepProgress, table
 from tfbench.sweeping.stopping import StopRequests
 
 TRAINER = (sys.executable, "-m", "tfbench.train")
+_ENDED = object()
 LOCK_WAIT_S = 10.0  # for the last child of a sweep that was killed a moment ago
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What to run."""
+    """What to run, where and for how long."""
 
     points: Sequence[Point]  # at least one; all have one results_dir
-    repeats: int = 1
+    tries: Sequence[Try]  # runs of the points, in their order
+    machine: Machine
     retry: str = "failed"  # a name in plan.RETRIES
     limits: Limits = dataclasses.field(default_factory=Limits)
+    parallel: int | None = 1  # runs side by side at most; None: one on each GPU
 
     @property
     def results_dir(self) -> Path:
@@ -43,10 +51,14 @@ class Sweep:
         """Of the results folder so far.
 
         Raises:
-            records.SchemaError: its runs.csv is of another schema.
+            ConfigError: its runs.csv is of another schema.
         """
         path = self.results_dir / "runs.csv"
-        return records.read(path) if path.exists() else []
+        try:
+            records.check_appendable(path)
+            return records.read(path) if path.exists() else []
+        except records.SchemaError as error:
+            raise ConfigError("results_dir", self.results_dir, f"cannot be used: {error}") from error
 
 
 def sweep(work: Sweep, display: Display) -> int:
@@ -58,51 +70,126 @@ def sweep(work: Sweep, display: Display) -> int:
     Raises:
         ConfigError: the results folder cannot be used, or another sweep is at work in it.
     """
-    with _folder(work.results_dir) as lock, StopRequests() as stop:
-        try:
-            tries = plan.schedule(work.points, work.repeats, work.rows(), work.retry)
-        except records.SchemaError as error:
-            raise ConfigError("results_dir", work.results_dir, f"cannot be used: {error}") from error
-        total = work.repeats * len(work.points)
+    with folder(work.results_dir) as lock, StopRequests() as stop:
+        tries = plan.missing(work.tries, work.rows(), work.retry)
+        batches = _batches(tries, work)
+        total = len(work.tries)
         display.say(
-            f"points: {len(work.points)}, runs of each: {work.repeats}; {len(tries)} runs to make, "
+            f"points: {len(work.points)}, runs: {total}; {len(tries)} runs to make, "
             f"{total - len(tries)} of {total} already in {work.results_dir / 'runs.csv'}"
         )
         with SweepProgress(display, total, total - len(tries)) as progress:
-            for each in tries:
-                if stop.count:
-                    break
-                name = each.point.name + (f" (run {each.number})" if work.repeats > 1 else "")
-                progress.start(name)
-                start_s = time.monotonic()
-                row = _run(each.point, work, lock, stop, progress)
-                progress.finish(name, row, time.monotonic() - start_s)
+            for batch, spots in batches:
+                if len(spots) > 1:
+                    display.say(f"{len(spots)} runs side by side, cores of each: {_shares(spots)}")
+                _run_batch(batch, spots, work, lock, stop, progress)
         rows = work.rows()
         display.table("sweep", table(work.points, rows))
         if stop.count:
             display.warn("stopped by the user: the same command runs what is missing")
-        return plan.exit_code(work.points, work.repeats, rows)
+        return plan.exit_code(work.tries, rows)
 
 
-def _run(point: Point, work: Sweep, lock: int, stop: StopRequests, progress: SweepProgress) -> RunRecord:
+def _batches(tries: Sequence[Try], work: Sweep) -> list[tuple[list[Try], list[Place]]]:
+    """Runs that may be side by side, with their places.
+
+    With places for several runs those of one kind are brought together, within their round; else the order
+    is kept.
+    """
+
+    def kind(each: Try) -> tuple[int, int]:
+        return each.number, min(each.point.config.gpus, 2)
+
+    ordered = list(tries) if work.parallel == 1 else sorted(tries, key=kind)
+    if work.parallel == 1:
+        return [(ordered, [EVERYTHING])] if ordered else []
+    groups = [list(group) for _, group in itertools.groupby(ordered, key=kind)]
+    return [
+        (group, places([each.point.config for each in group], work.parallel, work.machine))
+        for group in groups
+    ]
+
+
+def _shares(spots: Sequence[Place]) -> str:
+    """Cores of a place: one number, or the least and the most."""
+    return " to ".join(map(str, sorted({len(place.cores) for place in spots})))
+
+
+def _run_batch(
+    tries: Sequence[Try],
+    spots: Sequence[Place],
+    work: Sweep,
+    lock: int,
+    stop: StopRequests,
+    progress: SweepProgress,
+) -> None:
+    """A run in every place until all are made; those that have begun end before this returns or raises."""
+    waiting, free = collections.deque(tries), collections.deque(spots)
+    running: dict[Place, Generator[None, None, None]] = {}
+    try:
+        while running or (waiting and not stop.count):
+            while waiting and free and not stop.count:
+                place = free.popleft()
+                running[place] = _run_try(waiting.popleft(), place, work, lock, stop, progress)
+            for place, run in list(running.items()):
+                if next(run, _ENDED) is _ENDED:
+                    del running[place]
+                    free.append(place)
+            progress.tick()
+            if running:
+                time.sleep(child.POLL_S)
+    finally:
+        for run in running.values():
+            run.close()  # kills the child
+
+
+def _run_try(
+    each: Try, place: Place, work: Sweep, lock: int, stop: StopRequests, progress: SweepProgress
+) -> Generator[None, None, None]:
+    """One run, from its line of progress to its row."""
+    several = any(other.number > 1 for other in work.tries)
+    name = each.point.name + (f" (run {each.number})" if several else "")
+    progress.start(name)
+    start_s = time.monotonic()
+    row = yield from run_point(each.point, work, lock, stop, place)
+    progress.finish(name, row, time.monotonic() - start_s, place.parallel_runs)
+
+
+def run_point(
+    point: Point, work: Sweep, lock: int, stop: StopRequests, place: Place = EVERYTHING
+) -> Generator[None, None, RunRecord]:
     """One run to its row, which the child has written or, where it could not, is written here."""
     config = point.config
     now = datetime.datetime.now(datetime.UTC)
     output = work.results_dir / "sweep_logs" / f"{now:%Y%m%d-%H%M%S-%f}-{config.run_key[:6]}.log"
     command = [*TRAINER, *to_flags(config)]
-    ended = child.run(command, config, output, lock, work.limits, stop, progress.tick)
+    ended = yield from child.run(command, config, output, lock, work.limits, stop, place)
     own = [row for row in work.rows() if ended.launch.is_own(row.run_id)]
     if own:
         return own[-1]
     from tfbench.sweeping import postmortem  # brings SciPy: a sweep that is refused does without
 
-    row = postmortem.row_of(ended)
+    row = postmortem.row_of(ended, place)
     records.append(work.results_dir / "runs.csv", row)
     return row
 
 
+def run_alone(point: Point, work: Sweep, lock: int, stop: StopRequests) -> RunRecord:
+    """One run with the whole machine, to its row."""
+    run = run_point(point, work, lock, stop)
+    try:
+        while True:
+            next(run)
+            time.sleep(child.POLL_S)
+    except StopIteration as end:
+        row: RunRecord = end.value
+        return row
+    finally:
+        run.close()
+
+
 @contextlib.contextmanager
-def _folder(results_dir: Path) -> Iterator[int]:
+def folder(results_dir: Path) -> Iterator[int]:
     """The results folder, for one sweep at a time: the lock's file descriptor.
 
     Children inherit it, so that it is free only when the last process of a killed sweep has ended.

@@ -104,7 +104,9 @@ def _checked(flag: str, given: str, pairs: Iterable[tuple[str, list[str]]]) -> M
 def _sweepable() -> set[str]:
     """The fields of a configuration that a flag sets, without the folder that all points share."""
     return {field.name for field in dataclasses.fields(BenchmarkConfig) if field.name in FLAGS} - {
-        "results_dir"
+        "results_dir",
+        "requested_per_replica_batch_size",
+        "scaling_mode",
     }
 
 
@@ -123,6 +125,11 @@ def typed_value(key: str, text: str) -> Any:
 def combinations(matrix: Matrix) -> list[dict[str, str]]:
     """Every combination of the values: flags in the order they were given, the last one changing fastest."""
     return [dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())]
+
+
+def choices_of(combination: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a combination with their flags' types."""
+    return {key: typed_value(key, value) for key, value in combination.items()}
 
 
 def complete_points(
@@ -146,10 +153,9 @@ def complete_points(
     problems: list[str] = []
     names_by_key: dict[str, str] = {}
     for combination in combinations(matrix):
-        name = " ".join(f"{key}={value}" for key, value in combination.items())
-        chosen = {key: typed_value(key, value) for key, value in combination.items()}
+        name = " ".join(f"{key}={value}" for key, value in combination.items()) or f"model={base['model']}"
         try:
-            config, said = complete(dict(base) | chosen, machine)
+            config, said = complete(dict(base) | choices_of(combination), machine)
         except ConfigError as error:
             problems.append(f"point {name}: {error}")
             continue

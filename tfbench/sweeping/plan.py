@@ -21,7 +21,7 @@ class Try:
     """One run of one point."""
 
     point: Point
-    number: int  # 1 … repeats
+    number: int  # 1 … runs of the point
 
 
 def settled(rows: Iterable[RunRecord], run_key: str, retry: str) -> int:
@@ -34,20 +34,34 @@ def settled(rows: Iterable[RunRecord], run_key: str, retry: str) -> int:
     )
 
 
-def schedule(points: Sequence[Point], repeats: int, rows: Sequence[RunRecord], retry: str) -> list[Try]:
-    """The runs to make: every point once, then every point again (A B A B), without those that stand."""
-    standing = {point.config.run_key: settled(rows, point.config.run_key, retry) for point in points}
-    return [
-        Try(point, number)
-        for number in range(1, repeats + 1)
-        for point in points
-        if number > standing[point.config.run_key]
-    ]
+def rounds(points: Sequence[Point], repeats: int) -> list[Try]:
+    """Every point once, then every point again (A B A B)."""
+    return [Try(point, number) for number in range(1, repeats + 1) for point in points]
 
 
-def exit_code(points: Sequence[Point], repeats: int, rows: Sequence[RunRecord]) -> int:
-    """0 where every point has its ok rows, 1 where some of them are there, 2 where none is."""
-    good = sum(min(settled(rows, point.config.run_key, "failed"), repeats) for point in points)
-    if good == repeats * len(points):
+def around_baseline(points: Sequence[Point], repeats: int) -> list[Try]:
+    """The first point before and after each run of the others (A B A C A): a machine that drifts shows."""
+    baseline, others = points[0], list(points[1:]) * repeats
+    tries = [Try(baseline, 1)]
+    for index, point in enumerate(others):
+        tries += [Try(point, index // len(points[1:]) + 1), Try(baseline, index + 2)]
+    return tries
+
+
+def missing(tries: Sequence[Try], rows: Sequence[RunRecord], retry: str) -> list[Try]:
+    """The runs to make: `tries` without those that stand."""
+    keys = {each.point.config.run_key for each in tries}
+    standing = {key: settled(rows, key, retry) for key in keys}
+    return [each for each in tries if each.number > standing[each.point.config.run_key]]
+
+
+def exit_code(tries: Sequence[Try], rows: Sequence[RunRecord]) -> int:
+    """0 where every run has its ok row, 1 where some have, 2 where none has."""
+    return exit_code_of(len(tries) - len(missing(tries, rows, "failed")), len(tries))
+
+
+def exit_code_of(good: int, total: int) -> int:
+    """0 where all are good, 1 where some are, 2 where none is."""
+    if good == total:
         return EXIT_ALL_OK
     return EXIT_SOME_OK if good else EXIT_NONE_OK

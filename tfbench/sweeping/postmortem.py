@@ -10,6 +10,7 @@ from tfbench import outcome, summary
 from tfbench.journal import Observed, identify, run_id
 from tfbench.records import RunRecord
 from tfbench.sweeping.child import Ended, Launch
+from tfbench.sweeping.placement import EVERYTHING, Place
 
 _TAIL_BYTES = 8192  # of a log: some fifty of TensorFlow's lines, in which it says why it gives up
 # TensorFlow's allocator says "ran out of memory" also where it then does with less.
@@ -17,12 +18,14 @@ _HARMLESS = "not a failure"
 _EXIT_INTERRUPTED = 130
 
 
-def row_of(ended: Ended) -> RunRecord:
+def row_of(ended: Ended, place: Place = EVERYTHING) -> RunRecord:
     """What is known of the run: its configuration, where it ran and how it ended."""
     launch, folder = ended.launch, ended.launch.folder()
     config = launch.config
     record = RunRecord(host=socket.gethostname(), python=platform.python_version())
     name = folder.name if folder else run_id(config, launch.started, launch.pid)
+    record.parallel_runs = place.parallel_runs
+    record.cpu_cores = len(place.cores or os.sched_getaffinity(0))
     identify(record, config, name, launch.started)
     record.status, record.note = _status(ended)
     return summary.fill(record, config, Observed(), [])

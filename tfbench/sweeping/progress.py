@@ -22,7 +22,8 @@ class SweepProgress(Bar):
 
     def __init__(self, display: Display, total: int, done: int):
         self._total, self._done = total, done
-        self._seconds: list[float] = []
+        self._seconds: list[float] = []  # of each run, divided by the runs beside it
+        self._now: list[str] = []
         self._last = ""
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         # Redrawn by `tick` and not by a thread: a process that forks is better without one.
@@ -31,7 +32,8 @@ class SweepProgress(Bar):
 
     def start(self, name: str) -> None:
         """A run begins."""
-        line = "  ".join(filter(None, [name, self.eta(), self._last]))
+        self._now.append(name)
+        line = "  ".join(filter(None, [" | ".join(self._now), self.eta(), self._last]))
         self._bar.update(self._task, description=line)
         if not self.on_terminal:
             self.display.say(f"{self._done}/{self._total} done  now {line}")
@@ -40,15 +42,16 @@ class SweepProgress(Bar):
         """Time goes by."""
         self._bar.refresh()
 
-    def finish(self, name: str, row: RunRecord, seconds: float) -> None:
-        """A run has ended with this row after so many seconds."""
+    def finish(self, name: str, row: RunRecord, seconds: float, parallel_runs: int = 1) -> None:
+        """A run has ended with this row after so many seconds, among so many side by side."""
         self._done += 1
-        self._seconds.append(seconds)
+        self._now.remove(name)
+        self._seconds.append(seconds / parallel_runs)
         rate = "" if row.samples_per_sec is None else f"{row.samples_per_sec:,.1f} samples/s"
         self._last = f"last: {rate or row.status}"
         why = row.note if row.status != "ok" else None
         self.display.say("  ".join(filter(None, [f"{name}:", row.status, rate, why])))
-        self._bar.update(self._task, completed=self._done)
+        self._bar.update(self._task, completed=self._done, description=" | ".join(self._now))
 
     def eta(self) -> str:
         """Time left, if the other runs take as long as those of this sweep so far; "" before the first."""
