@@ -1,15 +1,18 @@
 """What a report says of its rows, section by section, in numbers worked by hand."""
 
+import dataclasses
+import io
 import math
 import re
 
 import pytest
 from report_helpers import cells, row, write
+from rich.console import Console
 
 from tfbench.measure import telemetry
 from tfbench.measure.telemetry import TelemetrySample
 from tfbench.measure.timing import Window, write_windows_csv
-from tfbench.reporting import compare, load, machines, naming, sections, sensors, svg
+from tfbench.reporting import build, compare, load, machines, naming, sections, sensors, svg, terminal
 from tfbench.reporting.document import Bar, BarChart, Line, LineChart, Point, figure, interval, percent
 
 A100 = {"gpu_name": "NVIDIA A100-SXM4-80GB", "host": "right"}
@@ -104,6 +107,63 @@ def test_scaling_stands_beside_the_ideal():
         ("90.0 %", 0.9),
         ("80.0 %", 0.8),
     ]
+
+
+def test_strong_scaling_has_its_own_curve_beside_the_weak_one():
+    def strong(gpus, rate):
+        fields = {"num_gpus": gpus, "samples_per_sec": rate, "per_replica_batch_size": 256 // gpus}
+        return row(run_id=f"s{gpus}", scaling_mode="strong", global_batch_size=256, **fields)
+
+    weak = [row(run_id="w1"), row(run_id="w2", num_gpus=2, samples_per_sec=1900.0)]
+    rows = [*weak, strong(1, 1000.0), strong(2, 1700.0), strong(4, 2000.0)]
+    found = sections.scaling(rows, rows)
+    weakly, strongly = found.charts
+    assert weakly.title == "Weak scaling: resnet50, 224 px, mixed_float16, batch 256 per GPU"
+    assert strongly.title == "Strong scaling: resnet50, 224 px, mixed_float16, global batch 256"
+    measured, ideal = strongly.lines
+    assert [(p.x, p.y, p.low, p.high) for p in measured.points] == [
+        (1, 1000.0, 990.0, 1010.0),
+        (2, 1700.0, 1690.0, 1710.0),
+        (4, 2000.0, 1990.0, 2010.0),
+    ]
+    assert (ideal.dashed, [(p.x, p.y) for p in ideal.points]) == (True, [(1, 1000), (2, 2000), (4, 4000)])
+    lines = cells(found)[2:]
+    assert [(line["batch per GPU"][1], line["efficiency"][0]) for line in lines] == [
+        (256, "baseline"),
+        (128, "85.0 %"),
+        (64, "50.0 %"),
+    ]
+
+
+def test_repeats_are_one_curve_of_the_newest_runs():
+    ones = [row(run_id=f"one{i}", started_at=f"2026-01-0{i}", samples_per_sec=900.0 + 50 * i) for i in (1, 2)]
+    two = row(run_id="two", started_at="2026-01-03", num_gpus=2, samples_per_sec=1710.0)
+    again = row(run_id="again", started_at="2026-01-04", num_gpus=2, samples_per_sec=1800.0)
+    two.baseline_run_id, again.baseline_run_id = "one1", "one2"
+    rows = [again, two, *ones]
+    found = sections.scaling(rows, rows)
+    measured, ideal = found.charts[0].lines
+    assert [(p.x, p.y) for p in measured.points] == [(1, 1000.0), (2, 1800.0)]
+    assert [(p.x, p.y) for p in ideal.points] == [(1, 1000.0), (2, 2000.0)]
+    assert [(line["started"][0], line["efficiency"][0]) for line in cells(found)] == [
+        ("2026-01-01", "baseline"),
+        ("2026-01-02", "baseline"),
+        ("2026-01-03", "90.0 %"),  # of twice 950
+        ("2026-01-04", "90.0 %"),
+    ]
+
+
+def test_the_interval_of_an_efficiency_holds_the_spread_of_both_rows():
+    one = row(run_id="one", samples_per_sec_low=970.0, samples_per_sec_high=1030.0)
+    two = row(run_id="two", num_gpus=2, samples_per_sec=1800.0, samples_per_sec_low=1728.0,
+              samples_per_sec_high=1872.0)  # fmt: skip
+    # 3 % of the one and 4 % of the other are 5 % of their ratio of 90 %: ± 4.5.
+    baseline, line = cells(sections.scaling([one, two], [one, two]))
+    low, high = map(float, re.findall(r"[\d.]+", line["95 % of it"][0]))
+    assert (low, high) == pytest.approx((85.5, 94.5), abs=0.3)
+    assert baseline["95 % of it"][0] == ""
+    two.samples_per_sec_high = None
+    assert cells(sections.scaling([one, two], [one, two]))[1]["95 % of it"][0] == ""
 
 
 def test_rows_without_a_baseline_do_not_scale():
@@ -269,6 +329,30 @@ def test_sensors_over_time_count_from_the_first_window(measured):
     assert [line.name for line in power.lines] == ["GPU 0, power", "GPU 1, power"]
     assert [(p.x, p.y) for p in power.lines[0].points[9:11]] == [(-1.0, 100.0), (0.0, 300.0)]
     assert [line.name for line in activity.lines] == ["multiprocessors, mean of 2 GPUs"]
+
+
+def test_a_run_without_windows_shows_what_was_read_before_its_end(measured):
+    (measured.folder / "windows.csv").unlink()
+    power = [
+        line
+        for line in cells(sensors.over_time([measured], names(measured.row)))
+        if "W" in line["quantity"][0]
+    ]
+    # Of GPU 0: 11 of the 30 readings say 300, the rest 100.
+    assert power[0]["mean"][1] == pytest.approx((11 * 300 + 19 * 100) / 30)
+    assert power[0]["readings"][1] == 30
+
+
+def test_a_run_without_readings_in_its_windows_has_pictures_only(measured):
+    window = Window(index=0, steps=1, samples=1, start_s=100.2, end_s=100.8)
+    write_windows_csv(measured.folder / "windows.csv", [window], [None])
+    run = dataclasses.replace(measured, row=row(status="interrupted"))
+    report = build.build([run], [])
+    (section,) = (each for each in report.sections if each.key == "sensors")
+    assert section.charts
+    assert not section.tables
+    assert not section.missing
+    terminal.show(report, Console(file=io.StringIO(), width=80))
 
 
 def test_readings_over_intervals_count_by_their_length_and_only_inside(tmp_path):

@@ -7,13 +7,14 @@ refused flags, files without rows, and a baseline with nothing to compare.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 from rich.console import Console
 from rich.text import Text
 
 from tfbench.records import SchemaError
-from tfbench.reporting import build, compare, load, markdown, page, terminal
+from tfbench.reporting import build, compare, cost, load, markdown, page, prices, terminal
 
 EXIT_REGRESSION = 1
 EXIT_REFUSED = 2
@@ -23,6 +24,36 @@ _HTML = flags.DEFINE_string("html", None, "File to write the report to as one pa
 _BASELINE = flags.DEFINE_string(
     "baseline", None, "Results file to compare with, row by row of equal run keys; a regression exits with 1."
 )
+_PRICES = flags.DEFINE_string(
+    "prices",
+    None,
+    f"File with what a GPU costs per hour, for the costs: {','.join(prices.COLUMNS)}; the card as nvidia-smi "
+    "names it or as tfbench/hardware/specs.csv does. tfbench/hardware/prices_example.csv shows the form.",
+)
+# What is computed from the prices, each a field of cost.Plan.
+_PLAN = {
+    "budget_gpu_hours": flags.DEFINE_float(
+        "budget_gpu_hours", None, "Show what so many hours of one GPU cost and buy on each card."
+    ),
+    "train_samples": flags.DEFINE_integer(
+        "train_samples", None, "Show time and cost of a training on so many samples, all epochs together."
+    ),
+    "budget": flags.DEFINE_float(
+        "budget", None, "The most that the training may cost, in the currency of the prices."
+    ),
+    "deadline_hours": flags.DEFINE_float(
+        "deadline_hours", None, "The most hours that the training may take."
+    ),
+    "failures_per_1000_gpu_hours": flags.DEFINE_float(
+        "failures_per_1000_gpu_hours", None, "Failures that stop the training, in 1000 hours of one GPU."
+    ),
+    "checkpoint_minutes": flags.DEFINE_float(
+        "checkpoint_minutes", None, "Minutes that the training stands still to write a checkpoint."
+    ),
+    "restart_minutes": flags.DEFINE_float(
+        "restart_minutes", None, "Minutes from a failure until the training goes on; without it, none."
+    ),
+}
 
 
 class ReportError(ValueError):
@@ -34,7 +65,7 @@ def report(argv: list[str]) -> int:
     console = Console()
     try:
         return _report(argv[1:], console)
-    except (ReportError, SchemaError, OSError) as error:
+    except (ReportError, SchemaError, prices.CostError, OSError) as error:
         Console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
         return EXIT_REFUSED
 
@@ -45,17 +76,19 @@ def _report(files: Sequence[str], console: Console) -> int:
     Raises:
         ReportError: there is nothing to report or to compare.
         SchemaError: a file holds no rows of this schema.
+        CostError: the prices, or what is to be computed from them, are refused.
         OSError: a file cannot be read or written.
     """
     if not files:
         raise ReportError(
             "no FILE: name results files, such as python -m tfbench.report tfbench_results/runs.csv"
         )
+    plan = _plan()
     runs, sentences = load.read_runs(files)
     if not runs:
         raise ReportError(f"no rows in {', '.join(files)}: python -m tfbench.train writes them")
     comparisons = _compare(runs, _BASELINE.value) if _BASELINE.value is not None else []
-    built = build.build(runs, sentences, comparisons, _BASELINE.value or "")
+    built = build.build(runs, sentences, comparisons, _BASELINE.value or "", plan)
     files_written = []
     for flag, renderer in ((_MARKDOWN, markdown), (_HTML, page)):
         if flag.value is not None:
@@ -65,6 +98,21 @@ def _report(files: Sequence[str], console: Console) -> int:
     for name in files_written:
         console.print(Text(f"written: {name}"), soft_wrap=True)
     return EXIT_REGRESSION if any(map(compare.is_worse, comparisons)) else 0
+
+
+def _plan() -> cost.Plan | None:
+    """What to compute from which prices; None without prices.
+
+    Raises:
+        CostError: the flags or the file of prices are refused.
+        OSError: the file cannot be read.
+    """
+    given: dict[str, Any] = {name: flag.value for name, flag in _PLAN.items() if flag.value is not None}
+    if _PRICES.value is not None:
+        return cost.Plan(prices=prices.read(_PRICES.value), **given)
+    if given:
+        raise prices.CostError(f"--{next(iter(given))} needs --prices: name a file of prices")
+    return None
 
 
 def _compare(runs: Sequence[load.Run], baseline: str) -> list[compare.Comparison]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tfbench.reporting import compare, machines, sections, sensors
+from tfbench.reporting import compare, cost, machines, sections, sensors
 from tfbench.reporting.document import Report
 from tfbench.reporting.load import Run
 from tfbench.reporting.naming import machine_names
@@ -13,6 +13,7 @@ def build(
     sentences: Sequence[str],
     comparisons: Sequence[compare.Comparison] = (),
     baseline: str = "",
+    plan: cost.Plan | None = None,
 ) -> Report:
     """Every section, those without data with a line that says which run would fill them.
 
@@ -21,6 +22,7 @@ def build(
         sentences: on what was read.
         comparisons: with the baseline; empty: none was asked for.
         baseline: its file.
+        plan: prices and what to compute from them; None: there are no prices.
     """
     rows = [run.row for run in runs]
     good = [row for row in rows if compare.usable(row)]
@@ -42,6 +44,7 @@ def build(
             sections.precisions(good, names),
             sections.parts(good, names),
             sections.energy(good, names),
+            cost.section(good, plan, names),
             sensors.over_time(runs, names),
             machines.flagged(good, names),
             machines.failed(rest),

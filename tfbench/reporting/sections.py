@@ -47,6 +47,7 @@ PARTS = (
 )
 
 Triple = tuple[float, float, float]  # value, ends of its 95 % interval
+Pair = tuple[RunRecord, RunRecord]  # a row and the one-GPU row that it is compared with
 
 
 def rate(row: RunRecord) -> float:
@@ -185,31 +186,36 @@ def bars(
 
 
 def scaling(rows: Sequence[RunRecord], all_rows: Sequence[RunRecord]) -> Section:
-    """Rate over GPUs at the same per-replica batch, against the ideal."""
-    pairs = [
-        (row, baseline)
-        for row in rows
-        if row.scaling_mode == "weak" and (baseline := _baseline(row, all_rows)) is not None
-    ]
+    """Rate over GPUs at the same per-replica batch and at the same global one, against the ideal."""
+    pairs = [(row, baseline) for row in rows if (baseline := _baseline(row, all_rows)) is not None]
     charts, tables = [], []
-    for group in grouped(pairs, lambda pair: pair[1].run_id).values():
-        baseline = group[0][1]
-        scaled = sorted((row for row, _ in group), key=lambda row: row.num_gpus or 0)
-        title = f"{workload_and_precision(baseline)}, {batch(baseline)} per GPU"
-        charts.append(_scaling_chart(title, baseline, scaled))
-        tables.append(_scaling_table(title, baseline, scaled))
+    for group in grouped(pairs, lambda pair: (pair[0].scaling_mode, setup(pair[1]))).values():
+        group.sort(key=lambda pair: (pair[0].num_gpus or 0, pair[0].started_at or ""))
+        strong = group[0][0].scaling_mode == "strong"
+        title = _scaling_title(group[0][1], strong)
+        charts.append(_scaling_chart(title, group))
+        tables.append(_scaling_table(title, group))
     return Section(
         "scaling",
-        "Weak scaling",
-        "Samples per second of all GPUs as their number grows, the batch of each staying the same. Ideal is "
-        "so many times the one-GPU row.",
+        "Scaling",
+        "Samples per second of all GPUs as their number grows. Weak: the batch of each GPU stays the same; "
+        "strong: the global batch does, so that each has less to do. Ideal is so many times the one-GPU row, "
+        "the efficiency the share of it that is reached. Lines join the newest runs.",
         charts,
         tables,
         ""
         if tables
         else "No run on several GPUs has a one-GPU row to compare with. Fill it with: "
-        "python -m tfbench.train --gpus=1, then the same with --gpus=2",
+        "python -m tfbench.train --gpus=1, then the same with --gpus=2; or all of a curve with: "
+        "python -m tfbench.sweep --scaling=weak, or strong",
     )
+
+
+def _scaling_title(baseline: RunRecord, strong: bool) -> str:
+    what = workload_and_precision(baseline)
+    if strong:
+        return f"Strong scaling: {what}, global batch {baseline.global_batch_size}"
+    return f"Weak scaling: {what}, {batch(baseline)} per GPU"
 
 
 def _baseline(row: RunRecord, rows: Sequence[RunRecord]) -> RunRecord | None:
@@ -221,48 +227,63 @@ def _baseline(row: RunRecord, rows: Sequence[RunRecord]) -> RunRecord | None:
     return found if found is not None and found.samples_per_sec else None
 
 
-def _scaling_chart(title: str, baseline: RunRecord, scaled: Sequence[RunRecord]) -> LineChart:
+def _scaling_chart(title: str, pairs: Sequence[Pair]) -> LineChart:
+    """The newest run at each number of GPUs, beside the newest of the one-GPU rows."""
+    baseline = newest(baseline for _, baseline in pairs)
+    by_gpus = grouped(pairs, lambda pair: pair[0].num_gpus or 0)
+    latest = [max(same, key=lambda pair: pair[0].started_at or "") for same in by_gpus.values()]
     one = baseline.samples_per_sec
     assert one is not None
-    gpus = sorted({1, *(row.num_gpus or 0 for row in scaled)})
-    ideal = Line("ideal", [Point(n, n * one, f"ideal, {n} GPUs: {figure(n * one)}") for n in gpus], True)
+    ideal = [Point(n, n * one, f"ideal, {n} GPUs: {figure(n * one)}") for n in (1, *by_gpus)]
     measured = [
         Point(
             row.num_gpus or 0,
             row.samples_per_sec or 0.0,
             f"{devices(row)}: {figure(row.samples_per_sec or 0.0)} samples/s, "
-            f"{100 * _efficiency(row, baseline):.1f} % of ideal",
+            f"{100 * _efficiency(row, its_baseline)[0]:.1f} % of ideal",
             row.samples_per_sec_low,
             row.samples_per_sec_high,
         )
-        for row in (baseline, *scaled)
+        for row, its_baseline in ((baseline, baseline), *latest)
     ]
-    return LineChart(title, "samples/s", "GPUs", [Line("measured", measured), ideal])
+    return LineChart(title, "samples/s", "GPUs", [Line("measured", measured), Line("ideal", ideal, True)])
 
 
-def _efficiency(row: RunRecord, baseline: RunRecord) -> float:
-    if row.weak_scaling_efficiency is not None:
-        return row.weak_scaling_efficiency
+def _efficiency(row: RunRecord, baseline: RunRecord) -> tuple[float, float | None, float | None]:
+    """Share of the ideal with its 95 % interval, where both rows have one.
+
+    It is the same for both modes: at the same global batch, step times are to each other as the rates upside
+    down.
+    """
     assert row.samples_per_sec
     assert baseline.samples_per_sec
-    return statistics.weak_scaling_efficiency(
-        row.samples_per_sec, row.num_gpus or 1, baseline.samples_per_sec
-    )
+    gpus = row.num_gpus or 1
+    _, low, high = ratio(row, baseline)
+    value = statistics.weak_scaling_efficiency(row.samples_per_sec, gpus, baseline.samples_per_sec)
+    return value, None if low is None else low / gpus, None if high is None else high / gpus
 
 
-def _scaling_table(title: str, baseline: RunRecord, scaled: Sequence[RunRecord]) -> Table:
-    columns = ("devices", "samples/s", "95 %", "efficiency", "95 % of it", "all-reduce not hidden, ms")
+def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
+    """Every run, the one-GPU rows first."""
+    columns = ("devices", "started", "batch per GPU", "samples/s", "95 %", "step, ms", "efficiency",
+               "95 % of it", "all-reduce not hidden, ms")  # fmt: skip
+    ones = {id(baseline): (baseline, baseline) for _, baseline in pairs}
+    lines = [*sorted(ones.values(), key=lambda pair: pair[0].started_at or ""), *pairs]
+    repeated = len({row.num_gpus for row, _ in lines}) < len(lines)
     rows = []
-    for row in (baseline, *scaled):
-        low, high = row.weak_scaling_efficiency_low, row.weak_scaling_efficiency_high
+    for row, baseline in lines:
+        value, low, high = _efficiency(row, baseline)
         ends = "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
         rows.append(
             [
                 words(devices(row)),
+                words((row.started_at or "")[:19].replace("T", " ") if repeated else ""),
+                count(row.per_replica_batch_size),
                 number(row.samples_per_sec),
                 interval(row.samples_per_sec_low, row.samples_per_sec_high),
-                words("baseline") if row is baseline else percent(_efficiency(row, baseline)),
-                words(ends),
+                number(row.step_time_ms_mean),
+                words("baseline") if row is baseline else percent(value),
+                words("" if row is baseline else ends),
                 number(row.exposed_communication_ms, 3),
             ]
         )

@@ -1,5 +1,6 @@
 """What the GPUs' sensors said over a run, from the telemetry.csv and windows.csv in its folder."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,7 +57,7 @@ def over_time(runs: Sequence[Run], machines: MachineNames) -> Section:
             continue
         if curves:
             charts += _charts(title, curves, windows)
-            tables.append(_table(title, curves, windows))
+            tables += _table(title, curves, windows)
     left_out = f" Shown are the newest {MOST_RUNS} of {len(kept)} runs." if len(kept) > MOST_RUNS else ""
     return Section(
         "sensors",
@@ -71,7 +72,7 @@ def over_time(runs: Sequence[Run], machines: MachineNames) -> Section:
         charts,
         tables,
         ""
-        if tables
+        if charts
         else "No run folder with a telemetry.csv that has readings lies beside the files. Fill it with: "
         "python -m tfbench.train --gpus=1, and keep its folder beside runs.csv",
     )
@@ -113,17 +114,22 @@ def _points(curve: Curve, first_s: float, factor: float, label: str, unit: str) 
     return [Point(x, y, f"{x:.1f} s: {label} {figure(y, 3)} {unit}") for x, y in means]
 
 
-def _table(title: str, curves: dict[str, dict[int, Curve]], windows: Spans) -> Table:
-    """Mean, least and most of the readings inside the windows, GPU by GPU."""
+def _table(title: str, curves: dict[str, dict[int, Curve]], windows: Spans) -> list[Table]:
+    """Mean, least and most of the readings inside the windows, GPU by GPU; no table where there are none.
+
+    A run that ended before its first window has those of all its time.
+    """
+    spans = windows or [(-math.inf, math.inf)]
     columns = ("quantity", "GPU", "mean", "least", "most", "readings")
     rows: list[list[Cell]] = []
     for _, unit, _, quantities in _CHARTS:
         for column, label, factor in quantities:
             for gpu, curve in sorted(curves.get(column, {}).items()):
-                inside = [r for r in curve if any(a <= r.start_s and r.end_s <= b for a, b in windows)]
+                inside = [r for r in curve if any(a <= r.start_s and r.end_s <= b for a, b in spans)]
                 if inside:
                     rows.append([words(f"{label}, {unit}"), count(gpu), *_summary(inside, factor)])
-    return Table(f"Inside the windows, {title}", columns, rows)
+    when = "Inside the windows" if windows else "Before any window"
+    return [Table(f"{when}, {title}", columns, rows)] if rows else []
 
 
 def _summary(inside: Curve, factor: float) -> list[Cell]:
