@@ -7,6 +7,8 @@ import pytest
 
 from tfbench import ceilings
 from tfbench.hardware.gpus import Gpu
+from tfbench.measure.timing import Window
+from tfbench.microbench import timed
 
 GPU = Gpu(
     index=0, uuid="GPU-1", pci_bus_id="0", name="NVIDIA H200", memory_gib=140.0, compute_capability=(9, 0)
@@ -22,7 +24,7 @@ def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(
         ceilings,
         "measure_matrix_flops",
-        lambda device, precision: asked.append(precision) or rates[len(asked) - 1],
+        lambda device, number_format: asked.append(number_format) or rates[len(asked) - 1],
     )
     return asked
 
@@ -30,7 +32,7 @@ def measured(monkeypatch, tmp_path):
 def test_measured_once_for_a_card_and_its_software(measured):
     assert ceilings.matrix_flops(GPU, "mixed_float16", VERSIONS) == 7e14
     assert ceilings.matrix_flops(GPU, "mixed_float16", VERSIONS) == 7e14
-    assert measured == ["mixed_float16"]
+    assert measured == ["fp16"]
 
 
 @pytest.mark.parametrize(
@@ -52,14 +54,17 @@ def test_a_broken_cache_costs_a_measurement_and_says_so(measured, tmp_path, capl
     assert list(json.loads(path.read_text()).values()) == [7e14]
 
 
-def test_rate_is_flops_over_the_windows_seconds(monkeypatch):
-    """On a clock that gives each window 2 s: 3 products of 2 × 16³ FLOP each."""
-    ticks = iter(range(0, 1000, 2))
+def test_what_was_measured_elsewhere_is_not_measured_again(measured):
+    ceilings.keep(GPU, "fp16", VERSIONS | {"run_id": "any"}, 9e14)
+    assert ceilings.matrix_flops(GPU, "mixed_float16", VERSIONS) == 9e14
+    assert measured == []
+
+
+def test_rate_is_flops_over_the_windows_seconds_of_the_better_engine(monkeypatch):
+    """2 × 16³ FLOP a product, four in a call; by the library 3 calls in 2 s, by XLA 4 calls in 2 s."""
+    calls = iter([3, 4])
     monkeypatch.setattr(
-        ceilings, "WindowTimer", lambda synchronize: _original(synchronize, clock=lambda: float(next(ticks)))
+        timed, "time_calls", lambda call, seconds: (Window(0, count := next(calls), count, 0.0, 2.0),)
     )
-    rate = ceilings.measure_matrix_flops("CPU:0", "fp32", size=16, products=3)
-    assert rate == pytest.approx(3 * 2 * 16**3 / 2.0)
-
-
-_original = ceilings.WindowTimer
+    rate = ceilings.measure_matrix_flops("CPU:0", "fp32", size=16)
+    assert rate == pytest.approx(4 * 4 * 2 * 16**3 / 2.0)

@@ -6,23 +6,24 @@ Measured once for a card, its limits and its software, then kept in the user's c
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from tfbench import devices
+from tfbench.compile_cache import user_cache_dir
 from tfbench.hardware.cards import card_facts
 from tfbench.hardware.gpus import Gpu
-from tfbench.measure.timing import WindowTimer
-from tfbench.precision import PRECISIONS
+from tfbench.microbench import matmul
+from tfbench.microbench.case import median
 
-SIZE = 8192  # of the square product: large enough to fill any card, 134 MB a matrix in half precision
-PRODUCTS = 50  # in a window, one after the other on the device
-WINDOWS = 7  # the median of their rates counts
+_METHOD = 2  # of measuring; rates of another one are measured anew
+
+# The number format of a training precision's products.
+FORMATS = {"fp32": "fp32", "tf32": "tf32", "mixed_float16": "fp16", "mixed_bfloat16": "bf16"}
 
 log = logging.getLogger("tfbench")
 
 
-def matrix_flops(gpu: Gpu, precision: str, versions: dict[str, str | None]) -> float:
+def matrix_flops(gpu: Gpu, precision: str, versions: Mapping[str, str | None]) -> float:
     """FLOP/s of a large matrix product on the first GPU at `precision`; from the cache where it was measured.
 
     Args:
@@ -30,55 +31,62 @@ def matrix_flops(gpu: Gpu, precision: str, versions: dict[str, str | None]) -> f
         precision: a name in PRECISIONS.
         versions: of the driver and libraries; other ones are measured anew.
     """
-    path = _cache_dir() / "ceilings.json"
-    card = card_facts(gpu)
-    limits = {"power_limit_w": card.power_limit_w, "sm_clock_mhz_max": card.sm_clock_mhz_max}
-    facts = {"gpu": gpu.name, "mig": gpu.is_mig, **limits, **versions, "precision": precision}
-    key = " ".join(f"{name}={value}" for name, value in facts.items())
-    known = _read(path)
-    if key not in known:
-        known[key] = measure_matrix_flops("GPU:0", precision)
-        _write(path, known)
-    return known[key]
+    number_format = FORMATS[precision]
+    known = _read(_path()).get(_key(gpu, number_format, versions))
+    if known is not None:
+        return known
+    measured = measure_matrix_flops("GPU:0", number_format)
+    keep(gpu, number_format, versions, measured)
+    return measured
 
 
-def measure_matrix_flops(device: str, precision: str, size: int = SIZE, products: int = PRODUCTS) -> float:
-    """FLOP/s of `size`³ products in the compute dtype of `precision`, on random numbers: zeros run faster.
+def measure_matrix_flops(device: str, number_format: str, size: int = matmul.SIZE) -> float:
+    """FLOP/s of `size`³ products on random numbers.
 
     The better of XLA's product and the library's, which pick different kernels: a ceiling is the best.
+
+    Args:
+        device: TensorFlow's name.
+        number_format: a name in `matmul.FORMATS`.
+        size: of the square matrices.
     """
-    return max(_product_flops(device, precision, size, products, xla) for xla in (True, False))
+    shape = (size, size, size)
+    engines = ("library", "xla")
+    results = [matmul.measure(device, number_format, shape, engine, matmul.CEILING_S) for engine in engines]
+    for engine, result in zip(engines, results, strict=True):
+        if result.is_wrong:
+            log.warning(
+                "%s products of %s on %s are wrong by %.1e of their size; rounding explains %.1e",
+                number_format, engine, device, result.relative_error, result.bound,
+            )  # fmt: skip
+    return max(median(result.rates) for result in results) * 1e12
 
 
-def _product_flops(device: str, precision: str, size: int, products: int, xla: bool) -> float:
-    """The median rate over WINDOWS windows of `products` products, each needing the one before."""
-    import tensorflow as tf
+def keep(gpu: Gpu, number_format: str, versions: Mapping[str, str | None], flops: float) -> None:
+    """Remembers a measured rate.
 
-    dtype = PRECISIONS[precision].policy.removeprefix("mixed_")
-
-    def chain(left: Any, right: Any) -> Any:
-        for _ in tf.range(products):
-            right = tf.matmul(left, right)
-        return right
-
-    with tf.device(device):
-        run = tf.function(chain, jit_compile=xla)
-        # Standard normal rows scaled so that a product of any length stays standard normal.
-        left = tf.cast(tf.random.stateless_normal((size, size), (0, 1)) / size**0.5, dtype)
-        right = tf.cast(tf.random.stateless_normal((size, size), (2, 3)), dtype)
-        run(left, right)
-        timer = WindowTimer(devices.synchronize)
-        for _ in range(WINDOWS):
-            with timer.window() as counted:
-                run(left, right)
-                counted.add(1, products)
-    rates = sorted(window.samples * 2 * size**3 / window.seconds for window in timer.windows)
-    return rates[len(rates) // 2]
+    Args:
+        gpu: the card that was measured.
+        number_format: a name in `matmul.FORMATS`.
+        versions: of the driver and libraries.
+        flops: FLOP/s.
+    """
+    known = _read(_path())
+    known[_key(gpu, number_format, versions)] = flops
+    _write(_path(), known)
 
 
-def _cache_dir() -> Path:
-    """The folder of tfbench in the user's cache directory (the XDG rule)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfbench"
+def _key(gpu: Gpu, number_format: str, versions: Mapping[str, str | None]) -> str:
+    """All that may change the rate."""
+    card = card_facts(gpu)
+    limits = {"power_limit_w": card.power_limit_w, "sm_clock_mhz_max": card.sm_clock_mhz_max}
+    software = {name: versions.get(name) for name in ("driver", "tensorflow")}
+    facts = {"gpu": gpu.name, "mig": gpu.is_mig, **limits, **software, "format": number_format}
+    return " ".join(f"{name}={value}" for name, value in (facts | {"method": _METHOD}).items())
+
+
+def _path() -> Path:
+    return user_cache_dir() / "ceilings.json"
 
 
 def _read(path: Path) -> dict[str, float]:

@@ -1,0 +1,498 @@
+"""The micro-benchmarks: arithmetic by hand, what they check, what they say where something cannot be."""
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+from run_helpers import gpu, python
+
+from tfbench.hardware import specs
+from tfbench.hardware.cards import CardFacts
+from tfbench.measure.timing import Window
+from tfbench.microbench import all_reduce, conv, input_rate, matmul, memory, roofline, rows, suite, timed
+from tfbench.microbench.case import (
+    Case,
+    Machine,
+    NotPossibleError,
+    Result,
+    median,
+    median_interval,
+)
+from tfbench.models.resnet import RESNET50_SHAPE, RESNET_TINY_SHAPE, ConvolutionShape
+from tfbench.records import RunRecord
+
+H200 = specs.find("NVIDIA H200")
+FACTS = {"run_id": "micro-1", "started_at": "2026-01-01T00:00:00+00:00"}
+NO_CARD = CardFacts(**{field.name: None for field in dataclasses.fields(CardFacts)})
+
+
+def machine(**fields) -> Machine:
+    """Two logical CPU devices unless told otherwise."""
+    cpu = {"devices": ("CPU:0", "CPU:1"), "gpus": (), "spec": None, "card": None, "topology": None}
+    return Machine(**cpu | {"quick": False} | fields)
+
+
+def h200s(count: int = 1, **fields) -> Machine:
+    names = tuple(f"GPU:{index}" for index in range(count))
+    return machine(devices=names, gpus=(gpu(),) * count, spec=H200, card=NO_CARD, **fields)
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize(
+    ("values", "middle", "interval"),
+    [
+        ([5.0], 5.0, None),
+        ([3.0, 1.0, 2.0, 4.0], 2.5, None),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, None),  # all of five: 1 - 2/32 = 93.75 %
+        ([6.0, 1.0, 2.0, 3.0, 4.0, 5.0], 3.5, (1.0, 6.0)),  # all of six: 1 - 2/64 = 96.9 %
+        ([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 100.0], 6.0, (3.0, 9.0)),  # 2nd to 8th: 1 - 2 × 10/512
+    ],
+)
+def test_median_and_its_interval(values, middle, interval):
+    assert median(values) == middle
+    assert median_interval(values) == interval
+
+
+def test_no_window_has_no_median():
+    with pytest.raises(ValueError, match="no window"):
+        median([])
+
+
+def test_rates_are_work_over_the_windows_seconds():
+    windows = (Window(0, 4, 4, 10.0, 12.0), Window(1, 3, 3, 20.0, 21.0))
+    assert timed.rates(windows, 5.0) == (10.0, 15.0)  # 4 × 5 in 2 s, 3 × 5 in 1 s
+
+
+@pytest.mark.parametrize(("replicas", "factor"), [(2, 1.0), (4, 1.5), (8, 1.75)])
+def test_bus_bandwidth_factor(replicas, factor):
+    assert all_reduce.bus_factor(replicas) == factor
+
+
+def test_one_replica_has_no_bus():
+    with pytest.raises(ValueError, match="needs two"):
+        all_reduce.bus_factor(1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "count"),
+    [("copy", 8000), ("triad", 12000), ("host_to_device", 4000), ("device_to_host", 4000)],
+)
+def test_bytes_that_move(operation, count):
+    assert memory.moved_bytes(operation, 1000) == count
+
+
+@pytest.mark.parametrize(
+    ("generation", "lanes", "limit"),
+    [(5, 16, 63.0), (4, 8, 15.75), (3, 16, 15.76), (None, 16, None), (9, 16, None)],
+)
+def test_pcie_limit(generation, lanes, limit):
+    """32 GT/s × 128/130 ÷ 8 × 16 lanes = 63.0 GB/s, and so on."""
+    card = dataclasses.replace(NO_CARD, pcie_generation_max=generation, pcie_width_max=lanes)
+    found = memory.pcie_limit_gb_per_s(card)
+    assert found == (None if limit is None else pytest.approx(limit, rel=1e-3))
+
+
+@pytest.mark.parametrize(("topology", "peak"), [("NV18", 450.0), ("SYS", None), (None, None)])
+def test_limit_of_the_link_between_gpus(topology, peak):
+    assert all_reduce.link_peak_gb_per_s(h200s(2, topology=topology)) == peak
+
+
+@pytest.mark.parametrize(
+    ("precision", "peak"), [("fp64", 67), ("fp32", 67), ("tf32", 494.5), ("bf16", 989.5), ("fp8", 1979)]
+)
+def test_peak_is_the_dense_one_of_the_data_sheet(precision, peak):
+    assert matmul.peak_of(H200, precision) == peak
+    assert matmul.peak_of(None, precision) is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "length", "bound"),
+    [
+        ("fp16", 4096, 8 * (2**-11 + 64 * 2**-24)),
+        ("tf32", 4096, 8 * (2**-10 + 65 * 2**-24)),
+        ("int8", 4096, 0.0),
+    ],
+)
+def test_error_bound(precision, length, bound):
+    assert matmul.error_bound(precision, length) == pytest.approx(bound)
+
+
+def test_models_products_are_those_that_the_models_do():
+    """Row counts by hand: 256 images of 56 × 56, 64 sequences of 128 tokens, 20 of them masked."""
+    products = matmul.model_products()
+    assert products["resnet50 layer1.0.conv1"] == (802_816, 64, 64)
+    assert products["resnet50 classifier"] == (256, 2048, 1000)
+    assert products["bert_large inner"] == (8192, 1024, 4096)
+    assert products["bert_large vocabulary"] == (1280, 1024, 30_522)
+    assert products["bert_large vocabulary, padded to 8"] == (1280, 1024, 30_528)
+
+
+def test_distinct_convolutions_of_resnet50():
+    """By hand: the stem, 4 in stage 1 (its projection is as its third), 6 in each of the others."""
+    layers = conv.distinct(RESNET50_SHAPE, 224)
+    sizes = [(x.in_channels, x.out_channels, x.kernel, x.stride, x.in_size) for x in layers]
+    assert len(sizes) == len(set(sizes)) == 23
+    assert sizes[0] == (3, 64, 7, 2, 224)
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("precision", "engine", "where", "why"),
+    [
+        ("fp8", "xla", machine(), "the CPU has no units"),
+        ("tf32", "library", machine(), "the CPU has no units"),
+        ("fp8", "library", h200s(), "takes no float8"),
+        ("int8", "library", h200s(), "no int8 product"),
+        ("fp8", "xla", machine(gpus=(gpu(compute_capability=(8, 0)),)), "8.9, this GPU has 8.0"),
+    ],
+)
+def test_impossible_says_why(precision, engine, where, why):
+    assert why in matmul.why_not(precision, engine, where)
+
+
+@pytest.mark.parametrize(("precision", "engine"), [("fp8", "xla"), ("int8", "xla"), ("tf32", "library")])
+def test_possible_on_an_h200(precision, engine):
+    assert matmul.why_not(precision, engine, h200s()) == ""
+
+
+CUBLAS_FP8 = """
+ENTRY %main (a: f8e4m3fn[64,64], b: f8e4m3fn[64,64]) -> bf16[64,64] {
+  %a = f8e4m3fn[64,64]{1,0} parameter(0)
+  %b = f8e4m3fn[64,64]{1,0} parameter(1)
+  %o = f32[] constant(1)
+  ROOT %c = (bf16[64,64]{1,0}, s8[32]{0}) custom-call(%a, %b, %o), custom_call_target="__cublas$lt$matmul$f8"
+}
+"""
+WIDENED = """
+  %p0 = f8e4m3fn[64,64]{1,0} parameter(0)
+  %wide.1 = f32[64,64]{1,0} convert(%p0)
+  %d = f32[64,64]{1,0} dot(%wide.1, %wide.1), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  %t = f32[8]{0} custom-call(%d), custom_call_target="TopK"
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "precision", "products", "native"),
+    [
+        (CUBLAS_FP8, "fp8", ["__cublas$lt$matmul$f8(f8e4m3fn, f8e4m3fn)"], True),
+        (WIDENED, "fp8", ["dot(f32, f32)"], False),
+        ("  %x = s8[4,4] parameter(0)\n  ROOT %y = s32[4,4] dot(%x, %x)\n", "int8", ["dot(s8, s8)"], True),
+    ],
+)
+def test_evidence_of_the_unit_in_a_compiled_program(program, precision, products, native):
+    assert matmul.products_in(program) == products
+    assert [matmul.is_native(each, precision) for each in products] == [native]
+
+
+def test_fp8_that_was_widened_has_no_rate():
+    with pytest.raises(NotPossibleError, match=r"not reached.*dot\(f32, f32\)"):
+        matmul.measure("CPU:0", "fp8", (32, 32, 32), "xla", 0.01)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def row_of(measure, sampler=None) -> rows.MicroRow:
+    case = Case(benchmark="matmul", name="x", precision="fp16", measure=measure)
+
+    class NoSensors:
+        samples = ()
+
+    return suite._row(case, sampler or NoSensors(), FACTS)
+
+
+def refuse() -> Result:
+    raise NotPossibleError("no such unit")
+
+
+def test_impossible_case_is_an_empty_rate_with_the_reason():
+    row = row_of(refuse)
+    assert (row.rate, row.low, row.share_of_peak, row.note) == (None, None, None, "no such unit")
+
+
+def test_a_device_without_memory_is_an_empty_rate_and_no_failure():
+    import tensorflow as tf
+
+    def exhaust() -> Result:
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    row = row_of(exhaust)
+    assert row.rate is None
+    assert "too small" in row.note
+
+
+def test_figures_of_a_row():
+    values = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    row = row_of(lambda: Result(rates=values, unit="TFLOP/s", peak=7.0, relative_error=0.1, bound=0.2))
+    assert (row.rate, row.low, row.high, row.windows) == (3.5, 1.0, 6.0, 6)
+    assert row.share_of_peak == 0.5
+
+
+@pytest.mark.parametrize("error", [0.3, float("nan"), float("inf")])
+def test_wrong_outputs_have_no_rate(error):
+    row = row_of(lambda: Result(rates=(1.0,), unit="TFLOP/s", relative_error=error, bound=0.2))
+    assert row.rate is None
+    assert row.note.startswith("wrong")
+
+
+def test_rows_come_back_as_they_were_written(tmp_path):
+    path = tmp_path / "new" / "micro.csv"
+    first = rows.MicroRow(
+        **FACTS, benchmark="matmul", case='a, "b"', rate=1 / 3, windows=9, note="two\nlines"
+    )
+    rows.append(path, first)
+    rows.append(path, rows.MicroRow(**FACTS, benchmark="conv", case="c"))
+    back = rows.read(path)
+    assert back == [
+        dataclasses.replace(first, note="two lines"),
+        rows.MicroRow(**FACTS, benchmark="conv", case="c"),
+    ]
+    assert path.read_text().count("run_id") == 1
+
+
+def test_what_a_killed_writer_left_is_cut_off(tmp_path):
+    path = tmp_path / "micro.csv"
+    row = rows.MicroRow(**FACTS, benchmark="matmul", case="a")
+    rows.append(path, row)
+    path.write_text(path.read_text() + "micro-2,2026")
+    assert rows.read(path) == [row]
+    rows.append(path, row)
+    assert rows.read(path) == [row, row]
+
+
+def test_another_file_is_left_as_it_is(tmp_path):
+    path = tmp_path / "micro.csv"
+    path.write_text("a,b\n1,2\n")
+    for use in (
+        lambda: rows.append(path, rows.MicroRow(**FACTS, benchmark="x", case="y")),
+        lambda: rows.read(path),
+    ):
+        with pytest.raises(rows.MicroSchemaError, match="does not have the columns"):
+            use()
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+# ---------------------------------------------------------------- outputs against float64
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16", "int8"])
+def test_products_are_right_and_counted(precision):
+    result = matmul.measure("CPU:0", precision, (24, 40, 56), "xla", 0.01)
+    assert result.relative_error <= result.bound
+    assert not result.is_wrong
+    size = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}[precision]
+    written = 4 if precision == "int8" else size
+    least_bytes = size * (24 * 40 + 40 * 56) + written * 24 * 56
+    assert result.flop_per_byte == pytest.approx(2 * 24 * 40 * 56 / least_bytes)
+    assert result.gb_per_s == pytest.approx(1e3 * median(result.rates) / result.flop_per_byte)
+
+
+def test_a_wrong_product_is_found():
+    import tensorflow as tf
+
+    generator = np.random.default_rng(0)
+    left, right = generator.standard_normal((16, 32)) / 32**0.5, generator.standard_normal((32, 24))
+    product = left @ right
+    bound = matmul.error_bound("fp64", 32)
+
+    def error(output) -> float:
+        return matmul.relative_error(*map(tf.constant, (left, right, output)), "fp64")
+
+    assert error(product) <= bound
+    product[0, 5] += 0.01  # one output of one row
+    assert error(product) == pytest.approx(0.01 / np.sqrt(np.mean((left @ right)[_rows(16)] ** 2)), rel=1e-6)
+    assert error(product) > bound
+
+
+def _rows(count: int) -> list[int]:
+    """Eight from first to last, as whole numbers: 0, 2, 4, 6, 8, 10, 12, 15."""
+    assert count == 16
+    return [0, 2, 4, 6, 8, 10, 12, 15]
+
+
+LAYERS = [
+    ConvolutionShape("stem", 3, 8, 7, 2, 16),
+    ConvolutionShape("three", 4, 6, 3, 1, 9),
+    ConvolutionShape("strided", 4, 6, 3, 2, 10),
+    ConvolutionShape("projection", 4, 12, 1, 2, 10),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_references_of_convolutions_agree_with_automatic_differentiation(layer):
+    """The NumPy sums against TensorFlow's gradients of its own forward pass in float64."""
+    import tensorflow as tf
+
+    generator = np.random.default_rng(1)
+    image = generator.standard_normal((2, layer.in_size, layer.in_size, layer.in_channels))
+    filters = generator.standard_normal((layer.kernel, layer.kernel, layer.in_channels, layer.out_channels))
+    gradient = generator.standard_normal((2, layer.out_size, layer.out_size, layer.out_channels))
+    edge = (layer.kernel - 1) // 2
+    x, w = tf.constant(image), tf.constant(filters)
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        padded = tf.pad(x, [[0, 0], [edge, edge], [edge, edge], [0, 0]])
+        output = tf.nn.conv2d(padded, w, layer.stride, "VALID")
+    dx, dw = tape.gradient(output, [x, w], output_gradients=tf.constant(gradient))
+    outs, ins = np.array([0, layer.out_size - 1]), np.array([0, 1, layer.in_size - 1])
+    np.testing.assert_allclose(conv.forward(layer, image[0], filters, outs), output.numpy()[0][outs, outs])
+    np.testing.assert_allclose(
+        conv.input_gradient(layer, gradient[0], filters, ins), dx.numpy()[0][ins, ins], atol=1e-12
+    )
+    np.testing.assert_allclose(conv.filter_gradient(layer, image, gradient), dw.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", conv.DIRECTIONS)
+def test_convolutions_are_right(direction):
+    layer = conv.distinct(RESNET_TINY_SHAPE, 32)[0]
+    result = conv.measure(machine(), layer, "fp32", direction, batch=2)
+    assert result.relative_error <= result.bound
+    # 2 images, 16² outputs, 7² × 3 × 16 products; float32 of both images and the filters
+    flops, least_bytes = 2 * 2 * 256 * 49 * 48, 4 * (2 * 32 * 32 * 3 + 2 * 256 * 16 + 49 * 48)
+    assert result.flop_per_byte == pytest.approx(flops / least_bytes)
+
+
+def test_a_wrong_convolution_is_found():
+    import tensorflow as tf
+
+    layer = LAYERS[1]
+    inputs, filters, gradients = conv._operands(layer, "fp32", 2)
+    good = conv._apply(layer, "forward", 2, inputs[0], gradients[0], filters)
+    bad = conv._apply(layer, "forward", 2, inputs[0], gradients[0], tf.reverse(filters, [0]))
+    bound = conv._WINOGRAD * matmul.error_bound("fp32", 36)
+    assert conv._error(layer, "forward", inputs[0], filters, gradients[0], good) <= bound
+    assert conv._error(layer, "forward", inputs[0], filters, gradients[0], bad) > bound
+
+
+@pytest.mark.parametrize("operation", ["copy", "triad"])
+def test_memory_is_checked(operation, monkeypatch):
+    monkeypatch.setattr(memory, "ELEMENTS_ON_CPU", 4096)
+    result = memory._on_device(machine(), operation, "library")
+    assert not result.is_wrong
+    monkeypatch.setattr(memory, "_triad", lambda left, right: left + 3.001 * right)
+    monkeypatch.setattr(memory, "_FACTOR", 3.0)
+    assert memory._on_device(machine(), operation, "library").is_wrong == (operation == "triad")
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [lambda: memory._to_host(machine()), lambda: memory._to_device(machine(), memory._numpy_vector)],
+)
+def test_a_cpu_has_no_link_to_the_host(measure):
+    with pytest.raises(NotPossibleError, match="the CPU is the host"):
+        measure()
+
+
+@pytest.mark.parametrize(("replicas", "chained", "total"), [(2, 1, 3.0), (2, 4, 24.0), (4, 2, 40.0)])
+def test_sums_are_checked(replicas, chained, total):
+    """1 + 2 = 3 and three times doubled 24; 1 + 2 + 3 + 4 = 10, then four of it."""
+    import tensorflow as tf
+
+    good, bad = tf.constant([-total, 0.0, total, -total]), tf.constant([-total, 0.0, total, total])
+    check = all_reduce._wrong
+    assert check((good,) * replicas, 4, "float32", replicas, chained) == 0
+    assert check((good,) * (replicas - 1) + (bad,), 4, "float32", replicas, chained) == 1 / replicas
+
+
+# ---------------------------------------------------------------- input, roofline
+
+
+def test_a_folder_without_records_says_so(tmp_path):
+    with pytest.raises(NotPossibleError, match="no TFRecord file there"):
+        input_rate.read(str(tmp_path), 1, 0.05)
+    (tmp_path / "x.tfrecord").write_bytes(b"this is no record")
+    with pytest.raises(NotPossibleError, match="no TFRecord file"):
+        input_rate.read(str(tmp_path / "*.tfrecord"), 1, 0.05)
+
+
+def test_roofs_are_the_best_measured_and_a_model_stands_where_its_card_counted():
+    measured = [
+        rows.MicroRow(**FACTS, benchmark="memory", case="copy", rate=4000.0),
+        rows.MicroRow(**FACTS, benchmark="memory", case="triad", rate=4300.0),
+        rows.MicroRow(**FACTS, benchmark="memory", case="host loop iteration", rate=9e9),
+        rows.MicroRow(**FACTS, benchmark="matmul", case="8192x8192x8192", precision="fp16", rate=640.0),
+        rows.MicroRow(**FACTS, benchmark="matmul", case="8192x8192x8192", precision="fp16", rate=790.0),
+        rows.MicroRow(**FACTS, benchmark="matmul", case="4096x4096x4096", precision="fp16", rate=800.0),
+    ]
+    assert roofline.roofs(measured) == roofline.Roofs(4300.0, {"fp16": 790.0})
+    run = RunRecord(
+        model="resnet50", status="ok", gpu_name="NVIDIA H200", precision="mixed_float16", started_at="2026",
+        per_replica_batch_size=512, dram_active=0.5, tflops_per_gpu=240.0,
+    )  # fmt: skip
+    (step,), sentences = roofline.steps([run], "NVIDIA H200", H200)
+    assert step.flop_per_byte == pytest.approx(100.0)  # 240e12 ÷ (0.5 × 4.8e12)
+    assert [sentence.split()[0] for sentence in sentences] == ["bert_large", "bert_base"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"dram_active": None}, "dram_active"), ({"gpu_name": "NVIDIA L4"}, "no good row of this card")],
+)
+def test_a_model_without_traffic_is_not_placed(fields, why):
+    known = {"model": "resnet50", "status": "ok", "gpu_name": "NVIDIA H200", "tflops_per_gpu": 1.0}
+    placed, sentences = roofline.steps(
+        [RunRecord(**known | {"dram_active": 0.1} | fields)], "NVIDIA H200", H200
+    )
+    assert placed == []
+    assert why in sentences[0]
+
+
+@pytest.mark.parametrize(("intensity", "reached"), [(10.0, 43.0), (1000.0, 790.0)])
+def test_roof(intensity, reached):
+    assert roofline.attainable_tflops(intensity, 4300.0, 790.0) == pytest.approx(reached)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def micro(*flags: str, cwd):
+    return python("-m", "tfbench.micro", *flags, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--only=matmull", "only=matmull"),
+        ("--gpus=3", "gpus=3"),
+        ("--gpus=many", "gpus=many"),
+        ("--sizes=3", "sizes"),
+    ],
+)
+def test_refused_flags(flag, words, tmp_path):
+    done = micro(flag, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stdout
+    assert not (tmp_path / "tfbench_results").exists()
+
+
+@pytest.mark.slow
+def test_command_on_a_cpu(tmp_path):
+    """Sums over two devices, products and memory: rows, reasons, picture, and an exit code that says well."""
+    done = micro("--gpus=0", "--quick", "--results_dir=out", "--only=matmul,memory,all_reduce", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = rows.read(tmp_path / "out" / "micro.csv")
+    assert {row.benchmark for row in written} == {"matmul", "memory", "all_reduce"}
+    by_case = {(row.benchmark, row.case, row.precision, row.engine): row for row in written}
+    side = "x".join([str(matmul.SIZE_ON_CPU)] * 3)
+    assert by_case["matmul", side, "fp32", "library"].rate > 0
+    assert "no units for fp8" in by_case["matmul", side, "fp8", "xla"].note
+    summed = by_case["all_reduce", "4 KiB", "fp16", "library"]
+    assert (summed.unit, summed.relative_error) == ("GB/s", 0.0)
+    assert "need GPUs" in by_case["all_reduce", "4 KiB", "fp16", "xla"].note
+    assert all(row.note for row in written if row.rate is None)
+    assert (tmp_path / "out" / "micro_roofline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_warning_of_a_wrong_ceiling(monkeypatch, caplog):
+    from tfbench import ceilings
+
+    monkeypatch.setattr(logging.getLogger("tfbench"), "propagate", True)
+    wrong = Result(rates=(2.0,), unit="TFLOP/s", relative_error=1.0, bound=0.1)
+    monkeypatch.setattr(ceilings.matmul, "measure", lambda *arguments: wrong)
+    assert ceilings.measure_matrix_flops("GPU:0", "fp16") == 2e12
+    assert "are wrong" in caplog.text

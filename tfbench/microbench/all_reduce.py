@@ -1,0 +1,159 @@
+"""Sums over the GPUs: bandwidth against the size of the message, outside XLA's program and inside it.
+
+Imports TensorFlow when something is measured.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfbench.microbench import timed
+from tfbench.microbench.case import Case, Machine, NotPossibleError, Result, median
+
+SIZES = (2**12, 2**16, 2**20, 2**24, 2**27, 2**30)  # bytes
+SIZES_QUICK = (2**20, 2**27)
+SIZES_ON_CPU = (2**12, 2**18)
+SECONDS = 0.2
+_CHAINED = 4  # sums in a call, each of the one before: at most 36 × 8³ on 8 replicas, exact in float16
+_MOST_CHAINED_REPLICAS = 8
+_DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2)}
+
+
+def bus_factor(replicas: int) -> float:
+    """Bus bandwidth ÷ algorithm bandwidth of an all-reduce, 2(n − 1)/n.
+
+    Each of n parts of the message has to leave n − 1 replicas, and its sum to reach n − 1
+    (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+
+    Raises:
+        ValueError: there is nothing to sum over.
+    """
+    if replicas < 2:
+        raise ValueError(f"{replicas} replica: an all-reduce needs two")
+    return 2 * (replicas - 1) / replicas
+
+
+def link_peak_gb_per_s(machine: Machine) -> float | None:
+    """What NVLink carries in one direction by the data sheet; None over PCIe, which the GPUs share."""
+    if machine.spec is None or not (machine.topology or "").startswith("NV"):
+        return None
+    return None if machine.spec.nvlink_gbs_bidir is None else machine.spec.nvlink_gbs_bidir / 2
+
+
+def cases(machine: Machine) -> Iterator[Case]:
+    """Every size in both formats, by both ways."""
+    sizes = SIZES if machine.on_gpu else SIZES_ON_CPU
+    sizes = SIZES_QUICK if machine.on_gpu and machine.quick else sizes
+    for engine in ("library", "xla"):
+        for precision in _DTYPES:
+            for size in sizes:
+                yield _case(machine, size, precision, engine)
+
+
+def _case(machine: Machine, size: int, precision: str, engine: str) -> Case:
+    def run() -> Result:
+        if len(machine.devices) < 2:
+            raise NotPossibleError("one device has nothing to sum with")
+        if engine == "xla" and not machine.on_gpu:
+            raise NotPossibleError("collectives inside XLA's program need GPUs")
+        return measure(machine, size, precision, engine)
+
+    return Case(
+        benchmark="all_reduce", name=f"{_size_name(size)}", precision=precision, engine=engine, measure=run
+    )
+
+
+def _size_name(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def measure(machine: Machine, size: int, precision: str, engine: str) -> Result:
+    """Bus bandwidth of one size.
+
+    Args:
+        machine: two devices or more.
+        size: bytes of the message.
+        precision: fp32 or fp16.
+        engine: "library" (an operation of its own) or "xla" (inside the compiled program).
+    """
+    import tensorflow as tf
+
+    dtype, width = _DTYPES[precision]
+    strategy = _strategy(machine.devices)
+    replicas = strategy.num_replicas_in_sync
+    chained = _CHAINED if replicas <= _MOST_CHAINED_REPLICAS else 1
+    messages = strategy.experimental_distribute_values_from_function(
+        lambda context: _message(machine.devices, context.replica_id_in_sync_group, size // width, dtype)
+    )
+    call = tf.function(
+        lambda values: strategy.run(_reduction(chained, engine == "xla"), args=(values,)), autograph=False
+    )
+    wrong = _wrong(
+        strategy.experimental_local_results(call(messages)), size // width, dtype, replicas, chained
+    )
+    windows = timed.time_calls(lambda: call(messages), machine.seconds(SECONDS))
+    algorithm = timed.rates(windows, chained * size / 1e9)
+    link = machine.topology or ("unknown link" if machine.on_gpu else "one memory")
+    return Result(
+        rates=tuple(bus_factor(replicas) * rate for rate in algorithm),
+        unit="GB/s",
+        windows=windows,
+        peak=link_peak_gb_per_s(machine),
+        relative_error=wrong,
+        bound=0.0,
+        note=f"bus bandwidth; algorithm {median(algorithm):.4g} GB/s, {replicas} devices over {link}",
+    )
+
+
+@functools.cache  # a second one of the same process would share the first one's collective keys
+def _strategy(devices: tuple[str, ...]) -> Any:
+    """As training's, but the message is not packed: with one tensor that would be a copy and no use."""
+    import tensorflow as tf
+
+    on_cpu = devices[0].startswith("CPU")
+    operations = tf.distribute.ReductionToOneDevice() if on_cpu else tf.distribute.NcclAllReduce(num_packs=0)
+    return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=operations)
+
+
+def _message(devices: tuple[str, ...], replica: int, elements: int, dtype: str) -> Any:
+    """Replica r gives (r + 1) × v, on its own device: sums of these small integers are exact."""
+    import tensorflow as tf
+
+    with tf.device(devices[replica]):
+        return _pattern(elements, dtype) * tf.cast(replica + 1, dtype)
+
+
+def _pattern(elements: int, dtype: str) -> Any:
+    """v: -1, 0 and 1 in turn, made on the device in scope."""
+    import tensorflow as tf
+
+    return tf.tile(tf.constant([-1, 0, 1], dtype), [-(-elements // 3)])[:elements]
+
+
+def _reduction(chained: int, xla: bool) -> Callable[[Any], Any]:
+    """A replica's part: sums of sums."""
+    import tensorflow as tf
+
+    def reduce(values: Any) -> Any:
+        for _ in range(chained):
+            values = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+        return values
+
+    # A program of its own for each replica, made where it runs: one around `run` cannot hold two devices.
+    return (lambda values: tf.function(reduce, jit_compile=True, autograph=False)(values)) if xla else reduce
+
+
+def _wrong(results: tuple[Any, ...], elements: int, dtype: str, replicas: int, chained: int) -> float:
+    """Share of replicas whose sums differ from v × n(n + 1)/2 × n for each further sum."""
+    import tensorflow as tf
+
+    total = replicas * (replicas + 1) // 2 * replicas ** (chained - 1)
+    differ = 0
+    for result in results:
+        with tf.device(result.device):
+            expected = _pattern(elements, dtype) * tf.cast(total, dtype)
+            differ += not bool(tf.reduce_all(result == expected))
+    return differ / len(results)
