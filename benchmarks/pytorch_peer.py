@@ -5,8 +5,9 @@ Not part of the package; needs torch, torchvision and transformers. Prints one l
     python benchmarks/pytorch_peer.py --model=resnet50 --batch=512 --csv=peers.csv
 
 Alike with `python -m tfbench.train`: batch on the GPU, float16 autocast with loss scaling (or bfloat16), SGD
-with momentum for ResNet-50 v1.5 (channels_last), fused AdamW for BERT-large (SDPA, dropout 0.1, the output layer
-at the masked places only), `torch.compile`, windows synchronised at both edges, and a finite loss at the end.
+with momentum for ResNet-50 v1.5 (channels_last), fused AdamW for BERT-large (SDPA, dropout 0.1, the output
+layer at the masked places only), `torch.compile`, windows synchronised at both edges, and a finite
+loss at the end.
 """
 
 import argparse
@@ -118,7 +119,8 @@ def main() -> None:
         "window_deviation_percent": round(100 * statistics.stdev(rates) / statistics.fmean(rates), 3),
         "time_to_first_step_s": round(first_step_s, 1),
         "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
-        "loss_last": round(float(loss), 4), "loss_finite": math.isfinite(float(loss)), "gpu_name": torch.cuda.get_device_name(),
+        "loss_last": round(float(loss), 4), "loss_finite": math.isfinite(float(loss)),
+        "gpu_name": torch.cuda.get_device_name(),
         "cudnn": torch.backends.cudnn.version(), "cuda": torch.version.cuda,
     }  # fmt: skip
     print("RESULT", row, flush=True)

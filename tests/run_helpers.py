@@ -20,6 +20,10 @@ OTHER_VALUES: dict[str, Any] = {
     "model": "bert_tiny",
     "data": "pydoc",
     "data_dir": "/data/sets",
+    "cache": "auto",
+    "on_bad_record": "skip",
+    "vocab": "vocab.txt",
+    "pack": True,
     "image_size": 64,
     "seq_length": 48,
     "gpus": 2,
@@ -30,6 +34,7 @@ OTHER_VALUES: dict[str, Any] = {
     "precision": "mixed_bfloat16",
     "xla": True,
     "collectives": "inside",
+    "scaling_mode": "strong",
     "optimizer": "lamb",
     "learning_rate": 0.00123456789,
     "lr_schedule": "cosine",
@@ -40,6 +45,7 @@ OTHER_VALUES: dict[str, Any] = {
     "initial_loss_scale": 1024.0,
     "seed": 11,
     "deterministic": True,
+    "compile_cache": False,
     "steps": 12,
     "warmup_steps": 3,
     "windows": 4,
@@ -53,7 +59,6 @@ OTHER_VALUES: dict[str, Any] = {
     "diagnose": True,
 }
 CPU_VALUES = OTHER_VALUES | {"gpus": 0, "cpu_replicas": 4, "collectives": "outside"}
-WITHOUT_FLAG = {"requested_per_replica_batch_size"}
 
 _NO_TENSORFLOW = """
 import sys
@@ -86,7 +91,7 @@ def machine(*gpus: Gpu) -> Machine:
 
 
 def fields_with_flags() -> list[str]:
-    return [f.name for f in dataclasses.fields(BenchmarkConfig) if f.name not in WITHOUT_FLAG]
+    return [f.name for f in dataclasses.fields(BenchmarkConfig)]
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from tfbench.config import BenchmarkConfig, ConfigError
 # On two GPUs with XLA, so that each other field can change alone.
 BASE = BenchmarkConfig(model="resnet50", gpus=2, xla=True, steps=100)
 NOT_MEASURED = {
+    "compile_cache",
     "results_dir",
     "tag",
     "tensorboard",

@@ -17,7 +17,7 @@ from tfbench.measure import verdict
 from tfbench.step import HostLoop
 from tfbench.training import Training
 
-DELAY_S = 0.03  # of a step or a call: many times the toy's own step
+DELAY_S = 0.1  # of a step or a call: many times the toy's own step
 STEPS = 6
 
 
@@ -75,7 +75,8 @@ def test_python_between_calls_is_named(monkeypatch):
     monkeypatch.setattr(HostLoop, "__call__", slow_call)
     parts, named = diagnosed(*trained(resident=True), monkeypatch)
     assert named == "host bound"
-    assert 0.3 * 15 < parts.host_gap.ms < 3 * 15  # 30 ms a call of two steps
+    a_step_ms = 1000 * DELAY_S / 2  # a call of two steps
+    assert 0.3 * a_step_ms < parts.host_gap.ms < 3 * a_step_ms
 
 
 def test_slow_all_reduce_is_named(monkeypatch):

@@ -33,12 +33,40 @@ MAY_IMPORT = {
         "flags",
         "hardware",
         "journal",
+        "measure",
         "outcome",
         "records",
         "summary",
     },
+    "study": {
+        "config",
+        "defaults",
+        "devices",
+        "display",
+        "flags",
+        "hardware",
+        "measure",
+        "precision",
+        "records",
+        "sweeping",
+    },
     "repeats": {"config", "display", "flags", "measure", "records"},
-    "ceilings": {"devices", "hardware", "measure", "precision"},
+    "compile_cache": {"config"},
+    "ceilings": {"compile_cache", "hardware", "microbench"},
+    "microbench": {"data", "devices", "display", "hardware", "measure", "models", "records"},
+    "inputbench": {
+        "config",
+        "data",
+        "devices",
+        "display",
+        "flags",
+        "hardware",
+        "journal",
+        "measure",
+        "models",
+        "outcome",
+        "records",
+    },
     "diagnose": {"config", "devices", "display", "journal", "measure", "step", "training"},
     "device_trace": set(),
     "reporting": {"hardware", "measure", "models", "records"},
@@ -48,14 +76,15 @@ MAY_IMPORT = {
     "devices": {"config", "hardware"},
     "step": {"config", "models", "optimizers", "precision"},
 }
-ENTRY_POINTS = {"train", "doctor", "sweep", "report"}
+ENTRY_POINTS = {"train", "doctor", "sweep", "report", "micro", "make_data", "input"}
 WITHOUT_TENSORFLOW = (
     "tfbench.config", "tfbench.flags", "tfbench.defaults", "tfbench.records", "tfbench.journal",
     "tfbench.summary", "tfbench.outcome", "tfbench.display", "tfbench.devices", "tfbench.train",
     "tfbench.doctor", "tfbench.repeats", "tfbench.models", "tfbench.data", "tfbench.optimizers",
-    "tfbench.precision", "tfbench.report",
+    "tfbench.precision", "tfbench.report", "tfbench.compile_cache", "tfbench.micro", "tfbench.ceilings",
+    "tfbench.input",
 )  # fmt: skip
-PACKAGES_WITHOUT_TENSORFLOW = ("measure", "hardware", "checks", "sweeping", "reporting")
+PACKAGES_WITHOUT_TENSORFLOW = ("measure", "hardware", "checks", "sweeping", "reporting", "microbench")
 
 
 def sources() -> list[Path]:

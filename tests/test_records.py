@@ -309,6 +309,191 @@ def test_row_with_a_cell_too_few_is_named(path):
         records.read(path)
 
 
+# Older schemas.
+
+# What schema 1 did not have.
+ADDED_BY_2 = {
+    "parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores",
+}  # fmt: skip
+V1_ROWS = (
+    {"run_id": "a", "num_gpus": "2", "samples_per_sec": "0.30000000000000004", "xla": "True"},
+    {"run_id": "b", "note": 'größer, "quoted"', "status": "oom"},
+)
+A_AND_B = [
+    RunRecord(run_id="a", schema_version=1, num_gpus=2, samples_per_sec=0.1 + 0.2, xla=True),
+    RunRecord(run_id="b", schema_version=1, note='größer, "quoted"', status="oom"),
+]
+
+
+@pytest.fixture
+def v1_path(path):
+    """A file as schema 1 wrote it."""
+    path.parent.mkdir()
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        columns = [name for name in COLUMNS if name not in ADDED_BY_2]
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"schema_version": "1"} | row for row in V1_ROWS)
+    return path
+
+
+def names_in(folder):
+    return sorted(each.name for each in folder.iterdir())
+
+
+def migrate_in_a_process(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "tfbench.records", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_rows_of_schema_1_are_read_with_the_new_columns_unknown(v1_path):
+    before = v1_path.read_bytes()
+    rows = records.read(v1_path)
+    assert rows == A_AND_B
+    assert {getattr(row, name) for row in rows for name in ADDED_BY_2} == {None}
+    assert v1_path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "use", [lambda path: records.append(path, RunRecord(run_id="c")), records.check_appendable]
+)
+def test_a_row_is_not_appended_to_schema_1(v1_path, use):
+    before = v1_path.read_bytes()
+    with pytest.raises(SchemaError) as caught:
+        use(v1_path)
+    message = str(caught.value)
+    assert "is of schema version 1, this tfbench writes version 2" in message
+    assert f"python -m tfbench.records --migrate={v1_path}," in message
+    assert "--results_dir" in message
+    assert v1_path.read_bytes() == before
+
+
+def test_the_command_in_the_refusal_is_one_for_a_shell(tmp_path, v1_path):
+    odd = v1_path.rename(tmp_path / "my runs.csv")
+    with pytest.raises(SchemaError, match=re.escape(f"--migrate='{odd}'")):
+        records.append(odd, RunRecord(run_id="c"))
+
+
+def test_a_file_of_this_schema_and_none_at_all_can_be_appended_to(path):
+    records.check_appendable(path)
+    assert not path.exists()
+    records.append(path, RunRecord(run_id="a"))
+    records.check_appendable(path)
+
+
+def test_migrating_keeps_the_rows_and_the_old_file(v1_path):
+    v1_path.chmod(0o640)
+    before = v1_path.read_bytes()
+    backup = records.migrate(v1_path)
+
+    assert backup == v1_path.with_name("runs.csv.v1")
+    assert backup.read_bytes() == before
+    assert v1_path.read_text(encoding="utf-8").splitlines()[0].split(",") == list(COLUMNS)
+    assert records.read(v1_path) == [dataclasses.replace(row, schema_version=2) for row in A_AND_B]
+    assert v1_path.stat().st_mode & 0o777 == 0o640
+    assert names_in(v1_path.parent) == ["runs.csv", "runs.csv.v1"]
+    records.append(v1_path, RunRecord(run_id="c", cpu_cores=16))
+    assert [(row.run_id, row.cpu_cores) for row in records.read(v1_path)][1:] == [("b", None), ("c", 16)]
+
+
+def test_what_is_migrated_is_left_as_it_is(v1_path):
+    records.migrate(v1_path)
+    before = (v1_path.read_bytes(), v1_path.stat().st_ino)
+    assert records.migrate(v1_path) is None
+    assert (v1_path.read_bytes(), v1_path.stat().st_ino) == before
+
+
+def test_the_unfinished_line_of_an_old_file_is_only_in_the_backup(v1_path, caplog):
+    with open(v1_path, "ab") as file:
+        file.write("torn,größ".encode()[:-1])
+    before = v1_path.read_bytes()
+    backup = records.migrate(v1_path)
+    assert "unfinished last line" in caplog.text
+    assert [row.run_id for row in records.read(v1_path)] == ["a", "b"]
+    assert backup.read_bytes() == before
+
+
+def test_another_file_where_the_old_one_goes_is_kept(v1_path):
+    before = v1_path.read_bytes()
+    other = v1_path.with_name("runs.csv.v1")
+    other.write_text("mine")
+    with pytest.raises(FileExistsError, match=re.escape(f"{other} is in the way")):
+        records.migrate(v1_path)
+    assert (other.read_text(), v1_path.read_bytes()) == ("mine", before)
+
+
+def test_a_row_that_does_not_fit_is_named_before_anything_is_written(v1_path):
+    with open(v1_path, "a") as file:
+        file.write("c,\n")
+    before = v1_path.read_bytes()
+    with pytest.raises(SchemaError, match="line 4: 2 cells"):
+        records.migrate(v1_path)
+    assert v1_path.read_bytes() == before
+    assert names_in(v1_path.parent) == ["runs.csv"]
+
+
+def test_a_full_disk_leaves_nothing_behind(v1_path, monkeypatch):
+    before = v1_path.read_bytes()
+
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        records.migrate(v1_path)
+    assert names_in(v1_path.parent) == ["runs.csv"]
+    assert v1_path.read_bytes() == before
+
+
+def test_a_rename_that_failed_can_be_tried_again(v1_path, monkeypatch):
+    before = v1_path.read_bytes()
+    replace = Path.replace
+
+    def fail_for_the_file_itself(new, target):
+        if target == v1_path:
+            raise PermissionError(1, "not this one")
+        return replace(new, target)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", fail_for_the_file_itself)
+        with pytest.raises(PermissionError, match="not this one"):
+            records.migrate(v1_path)
+    assert v1_path.read_bytes() == before
+    assert set(names_in(v1_path.parent)) <= {"runs.csv", "runs.csv.v1"}
+
+    assert records.migrate(v1_path).read_bytes() == before
+    assert [row.schema_version for row in records.read(v1_path)] == [2, 2]
+
+
+def test_migrating_is_a_command(v1_path):
+    done = migrate_in_a_process("--migrate=runs.csv", cwd=v1_path.parent)
+    assert (done.returncode, done.stdout) == (0, "runs.csv: schema version 2, the old file is runs.csv.v1\n")
+    again = migrate_in_a_process("--migrate=runs.csv", cwd=v1_path.parent)
+    assert (again.returncode, again.stdout) == (0, "runs.csv: schema version 2, nothing to do\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--migrate=diary.txt"], "diary.txt has schema version unknown"),
+        (["--migrate=missing.csv"], "No such file or directory: 'missing.csv'"),
+        (["diary.txt"], "files are named as --migrate=FILE"),
+    ],
+)
+def test_what_cannot_be_migrated_ends_with_an_error(tmp_path, arguments, message):
+    (tmp_path / "diary.txt").write_text("Dear diary,\ntoday\n")
+    done = migrate_in_a_process(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert (tmp_path / "diary.txt").read_text() == "Dear diary,\ntoday\n"
+
+
 # The row to scale against.
 
 FLAGS = (

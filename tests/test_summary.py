@@ -97,12 +97,15 @@ def filled(config: BenchmarkConfig, seen: Observed, earlier: list[RunRecord] | N
     return summary.fill(record, config, seen, earlier or [])
 
 
-def baseline(window_s: float = 1.0) -> RunRecord:
+def baseline(window_s: float = 1.0, **changes) -> RunRecord:
     """One card alone: 3 windows of 2,560 samples in 1 s each, 2,560 samples/s."""
     lengths = (window_s,) * 3
     seen = observed(windows=windows(*lengths, steps=10), losses=[7.0, 6.0, 5.0], accuracies=[0.1, 0.2, 0.3])
-    record = filled(ONE_GPU, seen)
-    record.run_id, record.started_at = "the-baseline", "2024-01-01T00:00:00+00:00"
+    record = filled(dataclasses.replace(ONE_GPU, **changes), seen)
+    record.run_id, record.started_at = (
+        "-".join(["the-baseline", *map(str, changes.values())]),
+        "2024-01-01T00:00:00+00:00",
+    )
     return record
 
 
@@ -155,9 +158,33 @@ def test_golden_row_of_two_gpus():
 
 def test_interval_of_the_rate():
     # Seconds per sample are 0.625/2,560 in the mean, ± 3.182446 (Student, 3 degrees) × 0.0721688/2,560.
-    record = filled(TWO_GPUS, observed())
+    record = filled(ON_CPU, observed())
+    assert record.between_runs_percent is None
     assert record.samples_per_sec_low == pytest.approx(2560 / (0.625 + 0.229673), rel=1e-4)
     assert record.samples_per_sec_high == pytest.approx(2560 / (0.625 - 0.229673), rel=1e-4)
+
+
+AGREEING = windows(1.0, 1.0, 1.0)  # 2,560 samples/s to the last digit: the run's own interval has no width
+
+
+def test_interval_holds_what_differs_between_runs():
+    """Runs of 2,550, 2,570 and 2,560 samples/s: deviation 10, Student's quantile of 2 degrees 4.302653."""
+    alone = filled(ONE_GPU, observed(windows=AGREEING, losses=[1.0] * 3, accuracies=[1.0] * 3))
+    assert alone.between_runs_percent == summary.BETWEEN_RUNS_PERCENT  # on GPUs that of the shipped repeats
+    wide = summary.BETWEEN_RUNS_PERCENT / 100 * 2.306004  # 8 degrees
+    assert alone.samples_per_sec_high == pytest.approx(2560 * (1 + wide), rel=1e-6)
+    assert alone.samples_per_sec_low == pytest.approx(2560 / (1 + wide), rel=1e-6)
+
+    earlier = [dataclasses.replace(alone, samples_per_sec=rate) for rate in (2550.0, 2570.0)]
+    others = [
+        dataclasses.replace(alone, samples_per_sec=9000.0, **change)
+        for change in ({"status": "failed"}, {"run_key": "another"}, {"host": "another"}, {"driver": "1"})
+    ]
+    seen = observed(windows=AGREEING, losses=[1.0] * 3, accuracies=[1.0] * 3)
+    record = filled(ONE_GPU, seen, [*earlier, *others])
+    assert record.between_runs_percent == pytest.approx(100 * 10 / 2560)
+    assert record.samples_per_sec_high == pytest.approx(2560 + 43.02653, rel=1e-6)
+    assert summary.table(record)[0][2].endswith("3 windows, 0.39 % between runs")
 
 
 @pytest.mark.parametrize(
@@ -277,6 +304,18 @@ def test_efficiency_above_105_percent_is_flagged():
     assert filled(TWO_GPUS, observed(), [slow]).gates == ""
     slow = baseline(window_s=1.32)  # 105.6 %
     assert filled(TWO_GPUS, observed(), [slow]).gates == "efficiency_above_105_percent"
+
+
+def test_strong_scaling_compares_with_the_same_global_batch():
+    record = filled(dataclasses.replace(TWO_GPUS, scaling_mode="strong"), observed(), [
+        baseline(scaling_mode="strong"),  # 256 samples in a step, half of two cards'
+        same := baseline(scaling_mode="strong", per_replica_batch_size=512),
+    ])  # fmt: skip
+    assert record.strong_scaling_efficiency == pytest.approx(0.8)  # 4,096 ÷ 2,560 times as fast on 2
+    assert (record.weak_scaling_efficiency, record.baseline_run_id) == (None, same.run_id)
+    rows = {name: value for name, value, _ in summary.table(record)}
+    assert rows["strong-scaling efficiency"] == "80.0 %"
+    assert "weak-scaling efficiency" not in rows
 
 
 def test_table_of_a_gpu_run():

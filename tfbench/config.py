@@ -12,7 +12,15 @@ from typing import Any
 
 # Fields that do not change what is measured: where results go and what is looked at outside the windows.
 _NOT_IN_RUN_KEY = frozenset(
-    {"results_dir", "tag", "tensorboard", "profile_steps", "diagnose", "requested_per_replica_batch_size"}
+    {
+        "results_dir",
+        "tag",
+        "tensorboard",
+        "profile_steps",
+        "diagnose",
+        "requested_per_replica_batch_size",
+        "compile_cache",
+    }
 )
 
 # "outside": between two compiled programs. "inside": the whole step is one XLA program with the all-reduce in
@@ -20,6 +28,12 @@ _NOT_IN_RUN_KEY = frozenset(
 COLLECTIVES = ("outside", "inside")
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 MAX_SEED = 2**32 - 1  # NumPy's, which Keras seeds too
+# "ram": images are decoded and resized once and kept, "auto": where they fit. See tfbench.data.cache.
+CACHES = ("none", "ram", "auto")
+ON_BAD_RECORD = ("fail", "skip")  # an unreadable record ends the run, or is left out and counted
+# What stays as replicas are added, "weak": the per-replica batch, "strong": the global batch. Only the
+# baseline that the efficiency compares with depends on it.
+SCALING_MODES = ("weak", "strong")
 LEARNING_RATE_SCHEDULES = ("constant", "cosine", "linear")
 
 
@@ -43,6 +57,10 @@ class BenchmarkConfig:
     model: str  # a name in tfbench.models.MODELS
     data: str = "synthetic"  # a name in tfbench.data.DATASETS, with ":ARGUMENT" where it takes one
     data_dir: str | None = None  # folder of prepared TensorFlow Datasets; None: their default folder
+    cache: str = "none"  # of images read from files: see CACHES
+    on_bad_record: str = "fail"  # among images read from files: see ON_BAD_RECORD
+    vocab: str | None = None  # file as BERT's vocab.txt, for plain text; None: trained on the text
+    pack: bool = False  # plain text: several documents may share a sequence
     image_size: int | None = None  # pixels on each side; None for text models
     seq_length: int | None = None  # tokens; None for image models
 
@@ -57,6 +75,7 @@ class BenchmarkConfig:
     precision: str = "fp32"  # a name in tfbench.precision.PRECISIONS
     xla: bool = False
     collectives: str = "outside"  # where gradients are summed over replicas: see COLLECTIVES
+    scaling_mode: str = "weak"  # see SCALING_MODES
     optimizer: str = "sgd"  # a name in tfbench.optimizers.OPTIMIZERS
     learning_rate: float = 0.1  # peak, reached at the end of the warm-up
     lr_schedule: str = "constant"  # after the warm-up
@@ -67,6 +86,7 @@ class BenchmarkConfig:
     initial_loss_scale: float = 32768.0  # only mixed_float16 scales its loss
     seed: int = 0
     deterministic: bool = False
+    compile_cache: bool = True  # keep compiled programs for the next run; on GPUs with XLA
 
     # What is measured.
     steps: int = 1  # timed optimizer updates, all windows together
@@ -96,6 +116,12 @@ class BenchmarkConfig:
             raise ConfigError("lr_schedule", self.lr_schedule, f"one of {', '.join(LEARNING_RATE_SCHEDULES)}")
         if self.collectives not in COLLECTIVES:
             raise ConfigError("collectives", self.collectives, f"one of {', '.join(COLLECTIVES)}")
+        if self.scaling_mode not in SCALING_MODES:
+            raise ConfigError("scaling_mode", self.scaling_mode, f"one of {', '.join(SCALING_MODES)}")
+        if self.cache not in CACHES:
+            raise ConfigError("cache", self.cache, f"one of {', '.join(CACHES)}")
+        if self.on_bad_record not in ON_BAD_RECORD:
+            raise ConfigError("on_bad_record", self.on_bad_record, f"one of {', '.join(ON_BAD_RECORD)}")
         if self.collectives == "inside" and not (self.xla and self.gpus):
             raise ConfigError("collectives", self.collectives, "goes with --xla on GPUs only")
         if any(character in self.tag for character in "\n\r\0"):
@@ -153,6 +179,7 @@ def _check_counts(config: BenchmarkConfig) -> None:
     """
     least = {
         "gpus": 0, "cpu_replicas": 1, "per_replica_batch_size": 1, "accumulate": 1, "steps": 1,
+        "requested_per_replica_batch_size": 1,
         "warmup_steps": 1, "windows": 1, "steps_per_loop": 1, "lr_warmup_steps": 0, "profile_steps": 0,
         "seed": 0, "image_size": 8, "seq_length": 8, "lr_total_steps": 1,
         "max_windows": config.windows,

@@ -7,7 +7,7 @@ ends in about two minutes.
 from typing import Any
 
 from tfbench.config import BenchmarkConfig, ConfigError
-from tfbench.data import parse
+from tfbench.data import parse, require_image_files, require_text_files
 from tfbench.hardware.gpus import Machine
 from tfbench.models import MODELS, ModelSpec
 from tfbench.models.spec import Defaults
@@ -43,7 +43,10 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     sized = sizes | chosen
     config = BenchmarkConfig(**_other_defaults(spec, sized, bool(gpus)) | sized | {"gpus": gpus})
     _refuse_sizes(config, spec)
-    parse(config.data)[0].check(config, spec)
+    dataset_spec, _ = parse(config.data)
+    dataset_spec.check(config, spec)
+    require_image_files(config, dataset_spec)
+    require_text_files(config)
     return config, [*filter(None, sentences), *_doubts(config, compute_capability)]
 
 

@@ -6,7 +6,15 @@ from typing import Any
 
 from absl import flags
 
-from tfbench.config import COLLECTIVES, LEARNING_RATE_SCHEDULES, BenchmarkConfig, ConfigError
+from tfbench.config import (
+    CACHES,
+    COLLECTIVES,
+    LEARNING_RATE_SCHEDULES,
+    ON_BAD_RECORD,
+    SCALING_MODES,
+    BenchmarkConfig,
+    ConfigError,
+)
 from tfbench.data import DATASETS
 from tfbench.models import MODELS
 from tfbench.optimizers import OPTIMIZERS
@@ -27,6 +35,25 @@ def _data_help() -> str:
 flags.DEFINE_enum("model", "resnet50", list(MODELS), "What to train.")
 flags.DEFINE_string("data", "synthetic", _data_help())
 flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets. Default: their own.")
+flags.DEFINE_enum(
+    "cache",
+    "none",
+    CACHES,
+    "Of images read from files. ram: each is decoded once and kept with its short side at 8/7 of "
+    "--image_size, every visit crops and flips it anew; auto: ram where that fits.",
+)
+flags.DEFINE_enum(
+    "on_bad_record",
+    "fail",
+    ON_BAD_RECORD,
+    "An image that cannot be read, named in any case. fail: it ends the run; skip: it is left out, counted.",
+)
+flags.DEFINE_string(
+    "vocab",
+    None,
+    "Of --data=text:GLOB: a file as BERT's vocab.txt. Default: a WordPiece trained on the text.",
+)
+flags.DEFINE_bool("pack", False, "Of --data=text:GLOB: documents share sequences, so that none is padded.")
 flags.DEFINE_integer("image_size", None, "Pixels on each side of an image." + _AUTO)
 flags.DEFINE_integer("seq_length", None, "Tokens of a sequence." + _AUTO)
 
@@ -34,6 +61,9 @@ flags.DEFINE_string("gpus", "auto", "Number of GPUs; auto: all that are visible;
 flags.DEFINE_integer("cpu_replicas", 1, "With --gpus=0: logical CPU devices that stand for GPUs.")
 
 flags.DEFINE_integer("per_replica_batch_size", None, "Samples a GPU sees in one step." + _AUTO)
+flags.DEFINE_integer(
+    "requested_per_replica_batch_size", None, "Only recorded: what was asked for, where a search changed it."
+)
 flags.DEFINE_integer("accumulate", 1, "Micro-batches summed into one optimizer update.")
 flags.DEFINE_enum(
     "precision", None, list(PRECISIONS), "Number format. Default: the fastest that the device runs well."
@@ -45,6 +75,12 @@ flags.DEFINE_enum(
     COLLECTIVES,
     "Where replicas sum gradients: between two compiled programs, or inside one XLA program (faster; hangs "
     "of this were reported in public).",
+)
+flags.DEFINE_enum(
+    "scaling_mode",
+    "weak",
+    SCALING_MODES,
+    "A run on one GPU to compare with has the same batch per GPU (weak) or the same global batch (strong).",
 )
 flags.DEFINE_enum("optimizer", None, list(OPTIMIZERS), "Default: the model's published one.")
 flags.DEFINE_float("learning_rate", None, "Peak learning rate. Default: the model's.")
@@ -58,6 +94,9 @@ flags.DEFINE_float("dropout", None, "Rate of every dropout of the model. Default
 flags.DEFINE_float("initial_loss_scale", 32768.0, "First loss scale of mixed_float16.")
 flags.DEFINE_integer("seed", 0, "Of weights, data order and dropout.")
 flags.DEFINE_bool("deterministic", False, "The same numbers in every run, at the cost of speed.")
+flags.DEFINE_bool(
+    "compile_cache", True, "Keep compiled programs in ~/.cache/tfbench for the next run; on GPUs with XLA."
+)
 
 flags.DEFINE_integer("steps", None, "Timed optimizer updates, all windows together." + _AUTO)
 flags.DEFINE_integer("warmup_steps", None, "Untimed updates before them." + _AUTO)
@@ -84,18 +123,17 @@ flags.DEFINE_integer("profile_steps", 0, "Steps to trace for TensorBoard's profi
 
 def choices_from_flags(values: flags.FlagValues = FLAGS) -> dict[str, Any]:
     """BenchmarkConfig's fields as the flags have them; None where the user made no choice."""
-    fields = (field.name for field in dataclasses.fields(BenchmarkConfig))
-    return {name: values[name].value for name in fields if name in values}
+    return {field.name: values[field.name].value for field in dataclasses.fields(BenchmarkConfig)}
 
 
 def to_flags(config: BenchmarkConfig) -> list[str]:
     """The configuration as --name=value, so that a flagfile of these lines repeats it.
 
-    Fields that no flag sets (what a search changed) are left out, and those without a value.
+    Fields without a value are left out.
     """
     lines = []
     for name, value in config.to_dict().items():
-        if name not in FLAGS or value is None:
+        if value is None:
             continue
         lines.append(f"--{name}={str(value).lower() if isinstance(value, bool) else value}")
     return lines

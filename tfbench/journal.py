@@ -41,6 +41,7 @@ class Observed:
     cards: CardWatch | None = None  # of the run's GPUs
     other_process_on_gpu: bool | None = None  # before the run
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # columns of the row, by name
+    packages: dict[str, str | None] = dataclasses.field(default_factory=dict)  # versions, by name
     first_call_s: float | None = None  # of the loop: tracing, compiling and one step
     steps_run: int = 0  # asked of the loop
     iterations: int | None = None  # counted by the step itself
@@ -75,6 +76,7 @@ class Journal:
         self.folder = results_dir / self.run_id
         try:
             self.folder.mkdir(parents=True)
+            records.check_appendable(self.rows_path)
             self.earlier_rows = records.read(self.rows_path) if self.rows_path.exists() else []
             with open(self.rows_path, "a", encoding="utf-8"):
                 pass  # so that a row that cannot be written is known now and not after the run

@@ -1,8 +1,9 @@
 """One run = one row of runs.csv: the columns, a safe append, a typed read, and the row to scale against.
 
-`python -m tfbench.records` prints the table of columns.
+`python -m tfbench.records` prints the table of columns, `--migrate=FILE` rewrites a file of an older schema.
 """
 
+import contextlib
 import csv
 import dataclasses
 import fcntl
@@ -12,12 +13,16 @@ import operator
 import os
 import pathlib
 import shlex
+import shutil
+import sys
 import types
 import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-SCHEMA_VERSION = 1
+from absl import app, flags
+
+SCHEMA_VERSION = 2
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,6 +66,9 @@ class RunRecord:
     )
     num_workers: int | None = _column("processes", "processes that trained together")
     num_gpus: int | None = _column("GPUs", "GPUs of all workers; 0 on the CPU")
+    parallel_runs: int | None = _column(
+        "runs", "runs of a sweep side by side on the machine, this one included; 1 outside a sweep"
+    )
     num_replicas: int | None = _column("replicas", "copies of the model, all workers together")
     per_replica_batch_size: int | None = _column("samples", "samples a replica sees in one micro-batch")
     requested_per_replica_batch_size: int | None = _column(
@@ -88,6 +96,9 @@ class RunRecord:
     step_time_ms_p50: float | None = _column("ms", "median over the windows' mean step times")
     step_time_ms_p90: float | None = _column("ms", "90th percentile over the windows' mean step times")
     step_time_ms_p99: float | None = _column("ms", "99th percentile over the windows' mean step times")
+    between_runs_percent: float | None = _column(
+        "%", "standard deviation between runs that the interval of the rate includes; empty: it has none"
+    )
     drift_percent: float | None = _column(
         "%", "change of the rate from the first window to the last, along their line; negative: slower"
     )
@@ -96,7 +107,11 @@ class RunRecord:
     )
     compile_time_s: float | None = _column("s", "tracing and compiling the step, where it can be told apart")
     time_to_first_step_s: float | None = _column("s", "start of the build to the end of the first step")
-    cache_state: str | None = _column("", "whether compiled code was found in a cache; empty: none is used")
+    cache_state: str | None = _column(
+        "",
+        "warm: every compiled program came from the cache; partly: some were compiled, with known tuning; "
+        "cold: without; empty: no cache",
+    )
 
     flops_per_sample: int | None = _column(
         "FLOP", "forward and backward of one sample, matmul and convolution only, 1 MAC = 2 FLOPs"
@@ -158,6 +173,7 @@ class RunRecord:
     loss_last: float | None = _column("", "mean loss of the last window")
     accuracy_first: float | None = _column("share", "predictions that were right in the first window")
     accuracy_last: float | None = _column("share", "predictions that were right in the last window")
+    records_skipped: int | None = _column("records", "input records dropped because they were unreadable")
     steps_skipped: int | None = _column("steps", "updates dropped because a gradient was not finite")
     loss_scale_final: float | None = _column("", "loss scale after the last step")
     weights_finite: bool | None = _column("", "whether every weight is finite after the run")
@@ -165,6 +181,12 @@ class RunRecord:
 
     gpu_name: str | None = _column("", "name of the GPU")
     compute_capability: str | None = _column("", "compute capability of the GPU")
+    gpu_indices: str | None = _column("", "numbers of the GPUs used, by NVML, joined by commas")
+    topology: str | None = _column(
+        "",
+        "link of the worst connected pair of these GPUs, as in nvidia-smi topo -m: NV18, PIX, SYS, …; empty "
+        "with fewer than two",
+    )
     driver: str | None = _column("", "version of the NVIDIA driver")
     cuda: str | None = _column("", "version of CUDA")
     cudnn: str | None = _column("", "version of cuDNN")
@@ -173,6 +195,7 @@ class RunRecord:
     keras: str | None = _column("", "version of Keras")
     python: str | None = _column("", "version of Python")
     host: str | None = _column("", "name of the machine")
+    cpu_cores: int | None = _column("cores", "CPU cores that the process may use")
     flags: str | None = _column("", "every flag as --name=value, quoted as a shell would need it")
 
 
@@ -188,6 +211,13 @@ def _kinds() -> dict[str, type]:
 _KINDS = _kinds()
 COLUMNS: tuple[str, ...] = tuple(_KINDS)
 _HEADER = ",".join(COLUMNS).encode() + b"\n"
+
+# Columns that each schema added to the one before it; older files are read with these empty.
+_ADDED_BY = {
+    2: frozenset(
+        {"parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores"}
+    ),
+}
 
 
 def append(path: str | os.PathLike[str], record: RunRecord) -> None:
@@ -210,7 +240,9 @@ def append(path: str | os.PathLike[str], record: RunRecord) -> None:
     with open(path, "a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         file.seek(0)
-        lines, torn = _split_torn(path, file.read())
+        content = file.read()
+        _require_current(path, content)
+        lines, torn = _split_torn(content)
         if torn:
             _LOG.warning(
                 "%s: cut off its unfinished last line, left by a writer that was stopped: %r", path, torn
@@ -221,8 +253,22 @@ def append(path: str | os.PathLike[str], record: RunRecord) -> None:
         os.fsync(file.fileno())
 
 
+def check_appendable(path: str | os.PathLike[str]) -> None:
+    """Refuses a results file that `append` would refuse, before there is a row to be lost.
+
+    Raises:
+        SchemaError: the file holds another schema; an older one can be migrated, the message says how.
+        OSError: the file cannot be read; none at all is no error.
+    """
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        _require_current(path, file.read())
+
+
 def read(path: str | os.PathLike[str]) -> list[RunRecord]:
     """Rows of a results file with typed values; an unfinished last line is reported and dropped.
+
+    Files of older schemas are read too: what they lack is None, and their rows keep their `schema_version`.
 
     Raises:
         SchemaError: the file holds another schema, or a row that does not fit it.
@@ -230,7 +276,62 @@ def read(path: str | os.PathLike[str]) -> list[RunRecord]:
     """
     with open(path, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # a row that is being written is not a torn one
-        lines, torn = _split_torn(path, file.read())
+        content = file.read()
+    return _parse(path, content)
+
+
+def migrate(path: str | os.PathLike[str]) -> pathlib.Path | None:
+    """Rewrites a file of an older schema with this one's columns, in one atomic step.
+
+    The old file stays beside it, such as runs.csv.v1. An unfinished last line is only in there.
+
+    Returns:
+        The old file's new place; None where the file is of this schema already and was left as it is.
+
+    Raises:
+        SchemaError: the file holds what is no schema of tfbench, or a row that does not fit it.
+        FileExistsError: there is another file at the old file's new place.
+        OSError: a file cannot be read or written; the old file is where it was.
+    """
+    path = pathlib.Path(path)
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # nobody adds a row to the file that is about to be set aside
+        content = file.read()
+        version, _ = _schema(path, content)
+        if version == SCHEMA_VERSION:
+            return None
+        backup = path.with_name(f"{path.name}.v{version}")
+        if backup.exists() and backup.read_bytes() != content:  # equal: of a try that failed after it
+            raise FileExistsError(f"{backup} is in the way of the old {path}: move it, then migrate again")
+        rows = _parse(path, content)
+        lines = [_to_line(dataclasses.replace(row, schema_version=SCHEMA_VERSION)) for row in rows]
+        _write_whole(backup, content, path)
+        _write_whole(path, b"".join([_HEADER, *lines]), path)
+    return backup
+
+
+def _write_whole(path: pathlib.Path, content: bytes, mode_of: pathlib.Path) -> None:
+    """Writes a file in one atomic step, with another one's mode; where this fails, nothing has changed."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(new, "wb") as output:
+            output.write(content)
+            output.flush()
+            os.fsync(output.fileno())
+        shutil.copymode(mode_of, new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _parse(path: str | os.PathLike[str], content: bytes) -> list[RunRecord]:
+    """Rows of a results file's content.
+
+    Raises:
+        SchemaError: it is of another schema, or a row does not fit it.
+    """
+    lines, torn = _split_torn(content)
+    _, columns = _schema(path, content)
     if torn:
         _LOG.warning(
             "%s: ignored its unfinished last line, left by a writer that was stopped: %r", path, torn
@@ -241,42 +342,55 @@ def read(path: str | os.PathLike[str]) -> list[RunRecord]:
         raise SchemaError(f"{path} holds what is no text: {error}. The file was not changed") from error
     rows = csv.reader(io.StringIO(text, newline=""))
     next(rows, None)  # the header, already checked
-    return [_from_cells(path, rows.line_num, cells) for cells in rows]
+    return [_from_cells(path, rows.line_num, columns, cells) for cells in rows]
 
 
-def _split_torn(path: str | os.PathLike[str], content: bytes) -> tuple[bytes, bytes]:
-    """Whole lines of a results file, and what follows its last line break.
-
-    Raises:
-        SchemaError: the file holds another schema.
-    """
+def _split_torn(content: bytes) -> tuple[bytes, bytes]:
+    """Whole lines of a results file, and what follows its last line break."""
     end = content.rfind(b"\n") + 1
-    lines, torn = content[:end], content[end:]
-    if lines or not _HEADER.startswith(torn):  # an unfinished header is ours, any other single line is not
-        _check_schema(path, lines or torn)
-    return lines, torn
+    return content[:end], content[end:]
 
 
-def _check_schema(path: str | os.PathLike[str], content: bytes) -> None:
-    """Compares the header and the version in the first row with this schema.
+def _schema(path: str | os.PathLike[str], content: bytes) -> tuple[int, tuple[str, ...]]:
+    """Version and columns of a results file, by its header and the version in its first row.
 
     Raises:
-        SchemaError: they differ.
+        SchemaError: it is none that tfbench ever wrote.
     """
-    header, *first_row = content.decode(errors="replace").splitlines()[:2]
-    columns = header.split(",")
+    lines, torn = _split_torn(content)
+    if not lines and _HEADER.startswith(torn):  # an unfinished header is ours, any other single line is not
+        return SCHEMA_VERSION, COLUMNS
+    header, *first_row = (lines or torn).decode(errors="replace").splitlines()[:2]
+    columns = tuple(header.split(","))
     cells = next(csv.reader(first_row), [])
-    version = dict(zip(columns, cells, strict=False)).get("schema_version", "")
-    if tuple(columns) == COLUMNS and version in ("", str(SCHEMA_VERSION)):
-        return
+    stated = dict(zip(columns, cells, strict=False)).get("schema_version", "")
+    for version in range(SCHEMA_VERSION, 0, -1):
+        if columns == _columns(version) and stated in ("", str(version)):
+            return version, columns
     missing = [name for name in COLUMNS if name not in columns]
     unknown = [name for name in columns if name not in COLUMNS]
     raise SchemaError(
-        f"{path} has schema version {version or 'unknown'} with {len(columns)} columns; this tfbench writes "
+        f"{path} has schema version {stated or 'unknown'} with {len(columns)} columns; this tfbench writes "
         f"version {SCHEMA_VERSION} with {len(COLUMNS)} (missing in the file: {_some(missing)}; not known "
-        f"here: {_some(unknown)}). The file was not changed: choose another --results_dir, or move "
-        "or migrate the file"
+        f"here: {_some(unknown)}). The file was not changed: choose another --results_dir, or move the file"
     )
+
+
+def _require_current(path: str | os.PathLike[str], content: bytes) -> None:
+    """Raises SchemaError unless a results file's content is of this schema."""
+    version, _ = _schema(path, content)
+    if version != SCHEMA_VERSION:
+        raise SchemaError(
+            f"{path} is of schema version {version}, this tfbench writes version {SCHEMA_VERSION}. The file "
+            "was not changed: bring it up to date, keeping the old one, with python -m tfbench.records "
+            f"--migrate={shlex.quote(os.fspath(path))}, or choose another --results_dir"
+        )
+
+
+def _columns(version: int) -> tuple[str, ...]:
+    """Columns of a schema, in their order."""
+    later = frozenset[str]().union(*(names for added_by, names in _ADDED_BY.items() if added_by > version))
+    return tuple(name for name in COLUMNS if name not in later)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -308,20 +422,24 @@ def _to_cell(kind: type, value: Any) -> str:
     return one_line[: csv.field_size_limit()]  # readers refuse longer cells
 
 
-def _from_cells(path: str | os.PathLike[str], line: int, cells: Sequence[str]) -> RunRecord:
+def _from_cells(
+    path: str | os.PathLike[str], line: int, columns: Sequence[str], cells: Sequence[str]
+) -> RunRecord:
     """The row of one line of the file.
 
     Raises:
         SchemaError: a cell too many or too few, or one that is no value of its column.
     """
-    if len(cells) != len(COLUMNS):
-        raise SchemaError(f"{path}, line {line}: {len(cells)} cells for {len(COLUMNS)} columns")
+    if len(cells) != len(columns):
+        raise SchemaError(f"{path}, line {line}: {len(cells)} cells for {len(columns)} columns")
     values = {}
-    for (name, kind), cell in zip(_KINDS.items(), cells, strict=True):
+    for name, cell in zip(columns, cells, strict=True):
         try:
-            values[name] = _from_cell(kind, cell)
+            values[name] = _from_cell(_KINDS[name], cell)
         except ValueError as error:
-            raise SchemaError(f"{path}, line {line}: {name}={cell!r} is no {kind.__name__}") from error
+            raise SchemaError(
+                f"{path}, line {line}: {name}={cell!r} is no {_KINDS[name].__name__}"
+            ) from error
     return RunRecord(**values)
 
 
@@ -410,5 +528,26 @@ def markdown_columns() -> str:
     return "\n".join(lines)
 
 
+def main(argv: Sequence[str], paths: Sequence[str]) -> int:
+    """Prints the columns, or migrates the files at `paths`; returns the exit code, 2 where one cannot be."""
+    if argv[1:]:
+        print(f"error: {shlex.join(argv[1:])}: files are named as --migrate=FILE", file=sys.stderr)
+        return 2
+    if not paths:
+        print(markdown_columns())
+    for path in paths:
+        try:
+            backup = migrate(path)
+        except (SchemaError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        done = f"the old file is {backup}" if backup else "nothing to do"
+        print(f"{path}: schema version {SCHEMA_VERSION}, {done}")
+    return 0
+
+
 if __name__ == "__main__":
-    print(markdown_columns())
+    _MIGRATE = flags.DEFINE_multi_string(
+        "migrate", [], "results file of an older schema to rewrite; may be repeated"
+    )
+    app.run(lambda argv: main(argv, _MIGRATE.value))

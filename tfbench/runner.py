@@ -37,23 +37,28 @@ def run(
     with _recorded(record, journal, observed, display):
         visible = stages.look_around(config, journal, observed, display)
         devices.set_environment(config)
+        cache = stages.open_compile_cache(config, observed)
         with devices.native_messages_to(journal.folder / "train.log"):
             names = devices.open_devices(config)
             devices.check_devices(names, config.xla)
         display.say(stages.announcement(config, names, visible))
-        stages.measure_ceiling(config, visible, observed, display)
 
         build_start_s = time.monotonic()
         precision.apply(config.precision)
         strategy = devices.build_strategy(names)
         training = stages.build(config, strategy, observed)
-        with Sampler(visible) as sampler, display.steps(config.total_steps) as progress:
+        stages.announce_input(training, display)
+        explained = training.source.log.explained()
+        with Sampler(visible) as sampler, display.steps(config.total_steps) as progress, explained:
             observed.telemetry, observed.sensor_problems = sampler.samples, sampler.problems
             with devices.native_messages_to(journal.folder / "train.log"):
                 stages.warm_up(config, training, observed, progress, build_start_s)
+            observed.facts["cache_state"] = cache.keep() if cache else None
             with Curves(config, journal.folder) as curves:
                 stages.measure(config, training, observed, progress, curves)
         stages.look_at_state(training, observed)
+        stages.measure_ceiling(config, visible, observed, display)
+        stages.look_at_input(training, observed, display)
         stages.look_closer(config, training, observed, display)
         stages.profile(config, training, observed, journal.folder, display)
         if afterwards is not None:

@@ -1,5 +1,6 @@
 """The stages of a run, in their order; `tfbench.runner` strings them together."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tfbench import devices, summary
+from tfbench import devices, outcome, summary
+from tfbench.compile_cache import CompileCache, open_cache
 from tfbench.config import BenchmarkConfig
 from tfbench.curves import Curves
 from tfbench.data import open_input
 from tfbench.display import Display, StepProgress
-from tfbench.hardware import environment, gpus
+from tfbench.hardware import environment, gpus, topology
 from tfbench.journal import Journal, Observed
 from tfbench.measure import statistics
 from tfbench.measure.card_watch import CardWatch
@@ -30,11 +32,14 @@ def look_around(
     """The machine as it is before TensorFlow touches it; returns the GPUs of the run."""
     description = environment.describe()
     journal.write_system(description)
+    observed.packages = description["packages"]
     observed.facts |= {
         "host": description["hostname"],
         "python": description["python"],
         "tensorflow": description["packages"]["tensorflow"],
         "keras": description["packages"]["keras"],
+        "parallel_runs": environment.parallel_runs(),
+        "cpu_cores": len(os.sched_getaffinity(0)),
     }
     probe = gpus.probe()
     visible = list(probe.gpus[: config.gpus])
@@ -44,6 +49,8 @@ def look_around(
             "gpu_name": visible[0].name,
             "compute_capability": ".".join(map(str, capability)) if capability else None,
             "driver": probe.driver,
+            "gpu_indices": ",".join(f"{gpu.index}" for gpu in visible),
+            "topology": topology.topology(visible),
         }
         load = preexisting_load(visible)
         observed.warnings += load
@@ -52,6 +59,12 @@ def look_around(
     for sentence in observed.warnings:
         display.warn(sentence)
     return visible
+
+
+def open_compile_cache(config: BenchmarkConfig, observed: Observed) -> CompileCache | None:
+    """Before TensorFlow starts: where it finds and leaves compiled programs."""
+    parts = ("gpu_name", "compute_capability", "driver")
+    return open_cache(config, {name: observed.facts.get(name) for name in parts} | observed.packages)
 
 
 def announcement(config: BenchmarkConfig, names: list[str], visible: list[gpus.Gpu]) -> str:
@@ -68,13 +81,23 @@ def announcement(config: BenchmarkConfig, names: list[str], visible: list[gpus.G
 def measure_ceiling(
     config: BenchmarkConfig, visible: list[gpus.Gpu], observed: Observed, display: Display
 ) -> None:
-    """The matrix rate of this very card, for the share of it that the training reaches; seconds, once."""
+    """The matrix rate of this very card, for the share of it that the training reaches; seconds, once.
+
+    After the training's programs are compiled: TensorFlow numbers its functions in the order of their
+    tracing, the numbers are part of the programs' keys in the compile cache, and only some runs measure.
+    """
     from tfbench import ceilings
 
     if not visible:
         return
     versions = {name: observed.facts[name] for name in ("driver", "tensorflow")}
-    observed.matrix_flops = ceilings.matrix_flops(visible[0], config.precision, versions)
+    try:
+        observed.matrix_flops = ceilings.matrix_flops(visible[0], config.precision, versions)
+    except Exception as error:
+        if outcome.classify(error)[0] != "oom":
+            raise
+        display.warn("the card's matrix rate is not measured: the training leaves no memory for it")
+        return
     display.say(f"matrix product here: {observed.matrix_flops / 1e12:,.0f} TFLOP/s at {config.precision}")
 
 
@@ -166,6 +189,22 @@ def _steps_of_windows(config: BenchmarkConfig, observed: Observed, progress: Ste
             return
         progress.extend(steps)
         yield steps
+
+
+def announce_input(training: Training, display: Display) -> None:
+    """What opening the input has decided."""
+    for sentence in training.source.log.notes:
+        display.say(sentence)
+
+
+def look_at_input(training: Training, observed: Observed, display: Display) -> None:
+    """What the input left out."""
+    log = training.source.log
+    observed.facts["records_skipped"] = log.records_skipped
+    warning = log.warning()
+    if warning:
+        observed.warnings.append(warning)
+        display.warn(warning)
 
 
 def look_at_state(training: Training, observed: Observed) -> None:

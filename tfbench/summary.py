@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import statistics as stdlib_statistics
 
 from tfbench import records
 from tfbench.config import BenchmarkConfig
@@ -10,6 +11,9 @@ from tfbench.journal import Observed
 from tfbench.measure import gates, statistics, telemetry, verdict
 from tfbench.models import MODELS
 from tfbench.records import RunRecord
+
+MIN_REPEATS = 3  # of a run that say how much runs differ; of two the interval would be 12.7 deviations
+BETWEEN_RUNS_PERCENT, BETWEEN_RUNS_FREEDOM = 0.2, 8  # deviation of nine repeats: results/h200/README.md
 
 
 def fill(
@@ -32,6 +36,7 @@ def fill(
     )
     if observed.windows:
         _fill_rates(record, config, observed)
+        _include_other_runs(record, earlier_rows)
         _fill_telemetry(record, observed)
         _fill_efficiency(record, earlier_rows)
         _fill_parts(record, observed)
@@ -44,13 +49,14 @@ def _fill_config(record: RunRecord, config: BenchmarkConfig) -> None:
     same = (
         "model", "data", "precision", "xla", "num_replicas", "per_replica_batch_size", "global_batch_size",
         "accumulate", "seq_length", "image_size", "optimizer", "steps_per_loop", "warmup_steps",
+        "scaling_mode",
     )  # fmt: skip
     for name in same:
         setattr(record, name, getattr(config, name))
     record.requested_per_replica_batch_size = (
         config.requested_per_replica_batch_size or config.per_replica_batch_size
     )
-    record.num_gpus, record.num_workers, record.scaling_mode = config.gpus, 1, "weak"
+    record.num_gpus, record.num_workers = config.gpus, 1
     record.flops_per_sample = MODELS[config.model].flops_per_sample(config)
 
 
@@ -76,6 +82,36 @@ def _fill_rates(record: RunRecord, config: BenchmarkConfig, observed: Observed) 
         record.compile_time_s = max(observed.first_call_s - times.mean / 1000, 0.0)
     if config.gpus:
         _fill_per_gpu(record, config, record.samples_per_sec / config.gpus, observed.matrix_flops)
+
+
+def _include_other_runs(record: RunRecord, earlier_rows: list[RunRecord]) -> None:
+    """Widen the interval of the rate by what differs between runs, which no run's own windows show.
+
+    From the repeats of this run on this machine, this one included, where there are MIN_REPEATS, else from
+    the repeats on H200s that tfbench ships; on the CPU there is no such figure and nothing is included.
+    """
+    rate, low, high = record.samples_per_sec, record.samples_per_sec_low, record.samples_per_sec_high
+    if rate is None or low is None:
+        return
+    same = ("run_key", "host", "gpu_name", "driver", "tensorflow", "status")
+    rates = [rate] + [
+        row.samples_per_sec
+        for row in earlier_rows
+        if row.samples_per_sec and all(getattr(row, name) == getattr(record, name) for name in same)
+    ]
+    if len(rates) >= MIN_REPEATS:
+        percent, freedom = (
+            100 * stdlib_statistics.stdev(rates) / stdlib_statistics.fmean(rates),
+            len(rates) - 1,
+        )
+    elif record.num_gpus:
+        percent, freedom = BETWEEN_RUNS_PERCENT, BETWEEN_RUNS_FREEDOM
+    else:
+        return
+    further = percent * statistics.student_quantile(freedom, 0.95)
+    low, upper = statistics.widened(rate, low, rate if high is None else high, further)
+    record.samples_per_sec_low, record.samples_per_sec_high = low, None if high is None else upper
+    record.between_runs_percent = percent
 
 
 def _fill_per_gpu(
@@ -115,6 +151,12 @@ def _fill_efficiency(record: RunRecord, earlier_rows: list[RunRecord]) -> None:
     assert record.samples_per_sec is not None
     assert record.num_gpus is not None
     record.baseline_run_id = baseline.run_id
+    if record.scaling_mode == "strong":
+        # At the same global batch the step times are to each other as the rates upside down.
+        record.strong_scaling_efficiency = statistics.strong_scaling_efficiency(
+            1 / baseline.samples_per_sec, record.num_gpus, 1 / record.samples_per_sec
+        )
+        return
     record.weak_scaling_efficiency = statistics.weak_scaling_efficiency(
         record.samples_per_sec, record.num_gpus, baseline.samples_per_sec
     )
@@ -185,6 +227,7 @@ def table(record: RunRecord) -> list[tuple[str, str, str]]:
         ("samples/s per GPU", _number(record.samples_per_sec_per_gpu, 1), ""),
         ("step time", _number(record.step_time_ms_mean, 2, " ms"), _percentiles(record)),
         ("weak-scaling efficiency", _percent(record.weak_scaling_efficiency), _baseline(record)),
+        ("strong-scaling efficiency", _percent(record.strong_scaling_efficiency), _baseline(record)),
         ("TFLOP/s per GPU", _number(record.tflops_per_gpu, 1), ""),
         ("of the card's peak (MFU)", _percent(record.mfu), _peak(record)),
         ("of this card's matrix rate", _percent(record.mfu_achievable), "measured on this machine"),
@@ -244,7 +287,9 @@ def _interval(record: RunRecord) -> str:
         return ""
     high = record.samples_per_sec_high
     upper = "any rate: too few windows" if high is None else f"{high:,.1f}"
-    return f"95 %: {record.samples_per_sec_low:,.1f} to {upper}, {record.windows} windows of this run"
+    between = record.between_runs_percent
+    runs = "this run alone" if between is None else f"{between:.2f} % between runs"
+    return f"95 %: {record.samples_per_sec_low:,.1f} to {upper}; {record.windows} windows, {runs}"
 
 
 def _percentiles(record: RunRecord) -> str:

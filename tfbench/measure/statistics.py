@@ -84,6 +84,13 @@ def ratio_interval(
     return ratio * math.exp(-down), ratio * math.exp(up)
 
 
+def widened(value: float, low: float, high: float, percent: float) -> tuple[float, float]:
+    """Interval of a positive value after a further, independent ± percent: in quadrature, in logarithms."""
+    further = math.log1p(percent / 100)
+    down, up = math.hypot(math.log(value / low), further), math.hypot(math.log(high / value), further)
+    return value * math.exp(-down), value * math.exp(up)
+
+
 def rate_interval(windows: Sequence[Window], confidence: float = 0.95) -> tuple[float, float] | None:
     """Student's interval of `samples_per_sec`, from how much the windows differ among themselves.
 

@@ -1,0 +1,116 @@
+"""The folder of compiled programs: who gets one, what XLA is told, what a run finds and leaves."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfbench.compile_cache import CompileCache, open_cache
+from tfbench.config import BenchmarkConfig
+
+FACTS: dict[str, str | None] = {"gpu_name": "NVIDIA H200", "driver": "580.1", "tensorflow": "2.21.0"}
+
+
+def config(**choices: Any) -> BenchmarkConfig:
+    return BenchmarkConfig(**({"model": "resnet50", "gpus": 2, "xla": True} | choices))
+
+
+def opened(tmp_path: Path, **environ: str) -> tuple[CompileCache, dict[str, str]]:
+    own = {"XDG_CACHE_HOME": str(tmp_path), **environ}
+    cache = open_cache(config(), FACTS, own)
+    assert cache is not None
+    return cache, own
+
+
+def flag(environ: dict[str, str], variable: str, name: str) -> str | None:
+    """The value of a flag in a variable of flags."""
+    found = [part.partition("=") for part in environ[variable].split()]
+    return dict((key, value) for key, _, value in found).get(name)
+
+
+def tune(environ: dict[str, str], results: str) -> None:
+    """What XLA does when it compiles."""
+    path = flag(environ, "XLA_FLAGS", "--xla_gpu_dump_autotune_results_to")
+    assert path is not None
+    Path(path).write_text(results)
+
+
+def compile_program(environ: dict[str, str], name: str) -> None:
+    """What TensorFlow does with what XLA compiled."""
+    folder = flag(environ, "TF_XLA_FLAGS", "--tf_xla_persistent_cache_directory")
+    assert folder is not None
+    (Path(folder) / name).write_bytes(b"code")
+
+
+def test_cold_then_warm_then_partly(tmp_path: Path) -> None:
+    cache, environ = opened(tmp_path)
+    assert (
+        flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from") is None
+    )  # a missing file is fatal
+    tune(environ, "first")
+    compile_program(environ, "gradients")
+    assert cache.keep() == "cold"
+
+    cache, environ = opened(tmp_path)
+    loaded = flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from")
+    assert loaded is not None
+    assert Path(loaded).read_text() == "first"
+    assert cache.keep() == "warm"  # nothing was compiled, so nothing was dumped
+    assert Path(loaded).read_text() == "first"
+
+    cache, environ = opened(tmp_path)
+    tune(environ, "first and second")
+    compile_program(environ, "update")
+    assert cache.keep() == "partly"
+    assert Path(loaded).read_text() == "first and second"
+    assert {path.name for path in Path(loaded).parent.iterdir()} == {"programs", "tuned.txt"}  # nothing else
+
+
+def test_flags_of_the_user_stay(tmp_path: Path) -> None:
+    _, environ = opened(
+        tmp_path, XLA_FLAGS="--xla_gpu_autotune_level=3", TF_XLA_FLAGS="--tf_xla_clustering_debug"
+    )
+    assert environ["XLA_FLAGS"].startswith("--xla_gpu_autotune_level=3 ")
+    assert environ["TF_XLA_FLAGS"].startswith("--tf_xla_clustering_debug ")
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"gpus": 0}, {"xla": False}, {"compile_cache": False}, {"collectives": "inside"}],
+    ids=["cpu", "no XLA", "refused", "collectives inside"],
+)
+def test_who_has_none(tmp_path: Path, choices: dict[str, Any]) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert open_cache(config(**choices), FACTS, environ) is None
+    assert environ == {"XDG_CACHE_HOME": str(tmp_path)}
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("XLA_FLAGS", "--xla_gpu_load_autotune_results_from=/mine"),
+        ("XLA_FLAGS", "--xla_gpu_dump_autotune_results_to=/mine"),
+        ("TF_XLA_FLAGS", "--tf_xla_persistent_cache_directory=/mine"),
+    ],
+)
+def test_a_cache_of_the_users_own_is_left_alone(tmp_path: Path, variable: str, value: str) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path), variable: value}
+    assert open_cache(config(), FACTS, environ) is None
+    assert environ[variable] == value
+
+
+@pytest.mark.parametrize("name", [*FACTS, "XLA_FLAGS"])
+def test_another_card_version_or_flag_has_its_own(tmp_path: Path, name: str) -> None:
+    cache, environ = opened(tmp_path)
+    other_environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    facts = dict(FACTS)
+    if name == "XLA_FLAGS":
+        other_environ[name] = "--xla_gpu_deterministic_ops=true"
+    else:
+        facts[name] = "another"
+    other = open_cache(config(), facts, other_environ)
+    assert other is not None
+    assert other.programs != cache.programs
+    assert flag(environ, "TF_XLA_FLAGS", "--tf_xla_persistent_cache_directory") == str(cache.programs)

@@ -1,0 +1,78 @@
+"""Compiled programs, and what XLA's tuning found, kept between runs in the user's cache folder.
+
+Of the 65 s before ResNet-50's first step on an H200 half are trials of cuDNN's algorithms and a quarter is
+code generation. TensorFlow-free: everything is set before TensorFlow starts, and read from files after.
+"""
+
+import hashlib
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from tfbench.config import BenchmarkConfig
+
+_LOAD, _DUMP = "--xla_gpu_load_autotune_results_from", "--xla_gpu_dump_autotune_results_to"
+_PROGRAMS = "--tf_xla_persistent_cache_directory"
+
+
+def user_cache_dir(environ: MutableMapping[str, str] = os.environ) -> Path:
+    """The folder of tfbench in the user's cache directory (the XDG rule)."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfbench"
+
+
+class CompileCache:
+    """The cache of one kind of card under one set of versions and XLA flags."""
+
+    def __init__(self, folder: Path):
+        self.programs = folder / "programs"
+        self.tuned, self._new = folder / "tuned.txt", folder / f"tuned.{os.getpid()}.txt"
+        self.programs.mkdir(parents=True, exist_ok=True)
+        self._known, self._was_tuned = set(os.listdir(self.programs)), self.tuned.exists()
+
+    def set_environment(self, environ: MutableMapping[str, str]) -> None:
+        """Let XLA read and fill the cache."""
+        load = [f"{_LOAD}={self.tuned}"] if self._was_tuned else []
+        _add(environ, "XLA_FLAGS", *load, f"{_DUMP}={self._new}")
+        _add(environ, "TF_XLA_FLAGS", f"{_PROGRAMS}={self.programs}")
+
+    def keep(self) -> str:
+        """Keep what this run has tuned; what the cache was to it.
+
+        Returns:
+            "warm": every program came from the cache; "partly": some were compiled, with the tuning of
+            earlier runs to start from; "cold": without.
+        """
+        if self._new.exists():  # holds what was loaded too
+            self._new.replace(self.tuned)
+        if set(os.listdir(self.programs)) <= self._known:
+            return "warm"
+        return "partly" if self._was_tuned else "cold"
+
+
+def open_cache(
+    config: BenchmarkConfig, facts: dict[str, str | None], environ: MutableMapping[str, str] = os.environ
+) -> CompileCache | None:
+    """The cache for a run, set up in `environ`; None where none is used.
+
+    Only GPUs have one: on the CPU XLA reports each program that it loads on a page of its own. Programs
+    with the all-reduce inside belong to one set of communicators and are not kept.
+
+    Args:
+        config: of the run.
+        facts: what compiled code depends on, such as the card's name and the versions of the software; the
+            user's own XLA flags are added here, because TensorFlow's key leaves them out.
+        environ: changed; flags of the user that point to another cache stay, and there is no cache then.
+    """
+    own = environ.get("XLA_FLAGS", "") + environ.get("TF_XLA_FLAGS", "")
+    usable = config.compile_cache and config.gpus and config.xla and config.collectives == "outside"
+    if not usable or any(flag in own for flag in (_LOAD, _DUMP, _PROGRAMS)):
+        return None
+    parts = sorted(f"{name}={value}" for name, value in facts.items())
+    key = hashlib.sha256("\n".join([*parts, own]).encode()).hexdigest()[:16]
+    cache = CompileCache(user_cache_dir(environ) / "compiled" / key)
+    cache.set_environment(environ)
+    return cache
+
+
+def _add(environ: MutableMapping[str, str], name: str, *flags: str) -> None:
+    environ[name] = " ".join(filter(None, [environ.get(name, ""), *flags]))
