@@ -1,0 +1,372 @@
+"""What the experiments share: choices, rows, ratios with their intervals, the table and the picture.
+
+TensorFlow-free.
+"""
+
+import csv
+import dataclasses
+import gc
+import math
+import os
+import shlex
+import statistics as stdlib_statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import tfbench.flags
+from tfbench import devices, records
+from tfbench.config import ConfigError
+from tfbench.defaults import complete
+from tfbench.display import Display
+from tfbench.hardware.gpus import this_machine
+from tfbench.measure import statistics
+from tfbench.measure.timing import WindowTimer
+from tfbench.precision import PRECISIONS
+from tfbench.records import RunRecord
+from tfbench.sweeping import loop, plan
+from tfbench.sweeping.child import Limits
+from tfbench.sweeping.matrix import Point
+from tfbench.sweeping.scaling import rate_of_runs
+
+flags.adopt_module_key_flags(tfbench.flags)
+_REUSE = flags.DEFINE_list("reuse", [], "Results files (runs.csv) to take the rows from; nothing is trained.")
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 1, "Runs of every point: all points once, then all again.", lower_bound=1
+)
+_ONLY = flags.DEFINE_list("only", [], "Only the points whose name contains one of these texts.")
+
+# Of a training run. Short enough for a sweep, and no longer where the rate scatters: losses are compared, so
+# every point makes the same number of updates.
+GPU_STEPS: dict[str, Any] = {
+    "steps": 100, "warmup_steps": 20, "windows": 10, "steps_per_loop": 10, "target_interval_percent": 0.0,
+}  # fmt: skip
+CPU_STEPS: dict[str, Any] = {"steps": 20, "warmup_steps": 2, "windows": 10, "steps_per_loop": 1}
+EXIT_REFUSED = 2
+HANG_TIMEOUT_S = 900.0  # of silence: as the sweep's own
+
+WINDOWS, WINDOW_S = 10, 0.2  # of what is timed in this process
+# Okabe and Ito's colours, which the colour-blind tell apart, from the darkest; markers for black and white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+_BAR_INCHES, _MARGIN_INCHES, _PANEL_INCHES = 0.4, 1.3, 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A positive figure with its 95 % interval; None where there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def times(self, factor: float) -> "Estimate":
+        """The figure in another unit."""
+        ends = (None if end is None else end * factor for end in (self.low, self.high))
+        return Estimate(self.value * factor, *ends)
+
+    def over(self, other: "Estimate | None") -> "Estimate | None":
+        """How many times the other it is; None without another, and exactly 1 to itself."""
+        if other is None or other is self:
+            return other and Estimate(1.0)
+        if None in (self.low, self.high, other.low, other.high):
+            return Estimate(self.value / other.value)
+        low, high = statistics.ratio_interval(dataclasses.astuple(self), dataclasses.astuple(other))
+        return Estimate(self.value / other.value, low, high)
+
+
+def spoken(estimate: Estimate | None, unit: str = "times") -> str:
+    """A figure in a sentence."""
+    if estimate is None:
+        return "not measured"
+    ends = "" if estimate.low is None else f" (95 %: {_shown(estimate.low)} to {_shown(estimate.high)})"
+    return f"{_shown(estimate.value)} {unit}{ends}"
+
+
+class Experiment:
+    """One question: where its rows come from and where its answer goes.
+
+    Args:
+        name: of the files it writes.
+        on_gpu: its own choices where the user made none, by field of BenchmarkConfig, with GPUs.
+        on_cpu: the same without.
+        reuse: files to take rows from where the user names none.
+        own_folder: keep the rows apart from those of other experiments.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        on_gpu: Mapping[str, Any],
+        on_cpu: Mapping[str, Any],
+        *,
+        reuse: Sequence[str | os.PathLike[str]] = (),
+        own_folder: bool = False,
+    ):
+        self.name, self.display, self.machine = name, Display(), this_machine()
+        self.reused = [row for path in _REUSE.value or reuse for row in records.read(path)]
+        chosen = tfbench.flags.choices_from_flags()
+        with_gpus = bool(self.machine.gpus) and chosen["gpus"] != "0"
+        self.on_gpu = any(row.num_gpus for row in self.reused) if self.reused else with_gpus
+        own = on_gpu if self.on_gpu else on_cpu
+        self.asked = {name for name in chosen if flags.FLAGS[name].present}
+        self.choices = chosen | {name: value for name, value in own.items() if name not in self.asked}
+        self.folder = Path(self.choices["results_dir"]) / (name if own_folder else "")
+        self.choices["results_dir"] = f"{self.folder}"
+
+    def rows(
+        self, points: Mapping[str, Mapping[str, Any]], least_repeats: int = 1
+    ) -> dict[str, list[RunRecord]]:
+        """Rows of each point: its choices in a fresh process, or found in the files of --reuse.
+
+        Points that a killed experiment has made are not run again. What cannot be run on this machine is
+        said and has no rows.
+
+        Args:
+            points: choices by name, that win over the experiment's.
+            least_repeats: runs of each where --repeats does not say more.
+        """
+        wanted = {name: points[name] for name in only(points)}
+        if self.reused:
+            return {name: self.found(choices) for name, choices in wanted.items()}
+        made = []
+        for name, choices in wanted.items():
+            try:
+                made.append(Point(name, complete(self.choices | dict(choices), self.machine)[0]))
+            except ConfigError as error:
+                self.display.warn(f"{name} is left out: {error}")
+        if not made:
+            return {name: [] for name in wanted}
+        limits = Limits(hang_timeout_s=HANG_TIMEOUT_S)
+        tries = plan.rounds(made, max(_REPEATS.value, least_repeats))
+        work = loop.Sweep(made, tries, self.machine, limits=limits)
+        loop.sweep(work, self.display)
+        keys, rows = {point.name: point.config.run_key for point in made}, work.rows()
+        return {name: [row for row in rows if row.run_key == keys.get(name, "")] for name in wanted}
+
+    def found(self, choices: Mapping[str, Any]) -> list[RunRecord]:
+        """Reused rows whose flags say these choices and the user's; of several configurations the newest.
+
+        By flags and not by run key: another machine completes the same choices to another key.
+        """
+        told = {name: self.choices[name] for name in ("model", *self.asked) if name != "results_dir"}
+        told = {name: value for name, value in told.items() if value != "auto"} | dict(choices)
+        lines = {f"--{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in told.items()}
+        alike = [row for row in self.reused if lines <= set(shlex.split(row.flags or ""))]
+        newest = max(alike, key=lambda row: row.started_at or "", default=None)
+        return [row for row in alike if newest and row.run_key == newest.run_key]
+
+    def open_devices(self, cpu_replicas: int = 1) -> list[str]:
+        """TensorFlow's names of the devices to measure on in this process, as many as --gpus says.
+
+        Args:
+            cpu_replicas: logical devices where there is no GPU.
+
+        Raises:
+            ConfigError: more GPUs than there are.
+        """
+        devices_asked = {"gpus": self.choices["gpus"], "cpu_replicas": 1 if self.on_gpu else cpu_replicas}
+        config, _ = complete({"model": self.choices["model"], **devices_asked}, self.machine)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        devices.set_environment(config)
+        with devices.native_messages_to(self.folder / f"{self.name}.log"):
+            return devices.open_devices(config)
+
+    def finish(
+        self, header: Sequence[str], lines: Sequence[Sequence[Any]], answer: str, figure: Figure
+    ) -> None:
+        """Show the table and the answer; write the table as CSV and the picture beside it.
+
+        An Estimate is one cell on the screen and three columns of the CSV.
+        """
+        self.display.grid(self.name, tuple(header), [tuple(map(_shown, line)) for line in lines])
+        self.display.say(answer)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        table, picture = (self.folder / f"{self.name}.{kind}" for kind in ("csv", "png"))
+        with open(table, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(_spread(header, lines))
+        figure.savefig(picture, dpi=150)
+        self.display.say(f"table: {table}   picture: {picture}")
+
+
+def start(main: Callable[[list[str]], None]) -> None:
+    """Run an experiment; what the user can mend is one line and exit code 2."""
+
+    def guarded(argv: list[str]) -> int:
+        try:
+            main(argv)
+        except (ConfigError, records.SchemaError, OSError) as error:
+            Display().error(f"{error}")
+            return EXIT_REFUSED
+        gc.collect()  # TensorFlow waits for an input iterator that lives until the interpreter ends
+        return 0
+
+    app.run(guarded)
+
+
+def numbers(flag: flags.FlagHolder[Any], default: Sequence[float]) -> list[float]:
+    """The positive numbers of a list flag, the smallest first.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    try:
+        found = sorted({float(text) for text in flag.value or default})
+    except ValueError:
+        found = []
+    if not found or not 0 < found[0] <= found[-1] < math.inf:
+        raise ConfigError(flag.name, ",".join(flag.value), "positive numbers such as 8,32")
+    return found
+
+
+def only(names: Iterable[str]) -> list[str]:
+    """The names of points that --only leaves."""
+    return [name for name in names if not _ONLY.value or any(text in name for text in _ONLY.value)]
+
+
+def rate_of(rows: Sequence[RunRecord]) -> Estimate | None:
+    """Samples/s of the good rows of one point; see `rate_of_runs` for the interval."""
+    good = [row for row in rows if row.status == "ok" and row.samples_per_sec]
+    if not good:
+        return None
+    known = rate_of_runs(good)
+    return Estimate(*known) if known else Estimate(mean_of(good, "samples_per_sec") or 0.0)
+
+
+def mean_of(rows: Sequence[RunRecord], column: str) -> float | None:
+    """Mean of a column over the good rows that have it."""
+    values = [getattr(row, column) for row in rows if row.status == "ok"]
+    known = [value for value in values if value is not None]
+    return stdlib_statistics.fmean(known) if known else None
+
+
+def status_of(rows: Sequence[RunRecord]) -> str:
+    """How a point ended: ok where one of its runs did, else as the newest."""
+    ends = [row.status or "failed" for row in rows]
+    return "ok" if "ok" in ends else ends[-1] if ends else "not run"
+
+
+def timed(call: Callable[[], object], windows: int = WINDOWS, calls: int | None = None) -> Estimate:
+    """Calls/s of a function, after two that are not timed (the first may compile).
+
+    Args:
+        call: starts the work; it may end later, on a device.
+        windows: timed blocks.
+        calls: in each of them; None: as many as take WINDOW_S by the trial before.
+    """
+    call()
+    devices.synchronize()
+    start_s = time.monotonic()
+    call()
+    devices.synchronize()
+    calls = calls or math.ceil(WINDOW_S / (time.monotonic() - start_s))
+    timer = WindowTimer(devices.synchronize)
+    for _ in range(windows):
+        with timer.window() as counted:
+            for _ in range(calls):
+                call()
+            counted.add(calls, calls)
+    interval = statistics.rate_interval(timer.windows) or (None, None)
+    return Estimate(statistics.samples_per_sec(timer.windows), *interval)
+
+
+def compute_dtype(precision: str) -> str:
+    """Name of the dtype that a precision multiplies in."""
+    return PRECISIONS[precision].policy.removeprefix("mixed_")
+
+
+def canvas(title: str, panels: int = 1, bars: int = 10) -> tuple[Figure, list[Axes]]:
+    """A picture with panels side by side, high enough for `bars` bars."""
+    height = max(_MARGIN_INCHES + bars * _BAR_INCHES, 0.5 * _PANEL_INCHES)
+    figure = Figure(figsize=(_PANEL_INCHES * max(panels, 1.6), height), layout="constrained")
+    figure.suptitle(title)
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def draw_bars(axes: Axes, unit: str, bars: Mapping[str, Estimate | None]) -> None:
+    """A horizontal bar for each name, from the top, with its figure and interval; none where not measured."""
+    axes.set(xlabel=unit, yticks=range(len(bars)), yticklabels=list(bars))
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    for place, estimate in enumerate(bars.values()):
+        if estimate is None:
+            axes.text(0, place, " not measured", va="center", color="0.4")
+            continue
+        axes.barh(place, estimate.value, color=COLOURS[0], height=0.6)
+        _whiskers(axes, estimate, estimate.value, place, across=True)
+        axes.text(0, place, f" {_shown(estimate.value)}", va="center", color="white", fontweight="bold")
+    _tidy(axes, "x")
+
+
+def draw_lines(
+    axes: Axes, x: str, y: str, lines: Mapping[str, Sequence[tuple[float, Estimate | None]]]
+) -> None:
+    """A line for each name through its points (position, figure), with intervals; positions go by powers."""
+    for number, (name, points) in enumerate(lines.items()):
+        known = [(place, estimate) for place, estimate in points if estimate is not None]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        values = [each.value for _, each in known]
+        axes.plot([place for place, _ in known], values, label=name, color=colour, marker=marker)
+        for place, estimate in known:
+            _whiskers(axes, estimate, place, estimate.value, across=False, colour=colour)
+    places = sorted({place for points in lines.values() for place, _ in points})
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel=x, ylabel=y, xticks=places, xticklabels=[_shown(place) for place in places])
+    axes.minorticks_off()
+    heights = [each.value for points in lines.values() for _, each in points if each is not None]
+    axes.set_ylim(0, 1.2 * max(heights, default=1.0))  # a wide interval of one point would flatten the rest
+    axes.legend(frameon=False)
+    _tidy(axes, "y")
+
+
+def _whiskers(
+    axes: Axes, estimate: Estimate, x: float, y: float, across: bool, colour: str = "black"
+) -> None:
+    """The interval, where it has two finite ends."""
+    if estimate.low is None or estimate.high is None or not math.isfinite(estimate.high):
+        return
+    ends = [[estimate.value - estimate.low], [estimate.high - estimate.value]]
+    axes.errorbar(x, y, xerr=ends if across else None, yerr=None if across else ends, color=colour, capsize=3)
+
+
+def _tidy(axes: Axes, values: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=values, color="0.9")
+    axes.set_axisbelow(True)
+
+
+def _spread(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The table with value, low and high of Estimates in columns of their own."""
+    wide = [any(isinstance(line[place], Estimate) for line in lines) for place in range(len(header))]
+    spread: list[list[Any]] = [
+        [text for name, three in zip(header, wide, strict=True) for text in _columns(name, three)]
+    ]
+    for line in lines:
+        spread.append([])
+        for cell, three in zip(line, wide, strict=True):
+            spread[-1] += _three(cell) if three else (cell,)
+    return spread
+
+
+def _columns(name: str, three: bool) -> tuple[str, ...]:
+    return (name, f"{name}, low", f"{name}, high") if three else (name,)
+
+
+def _three(cell: Estimate | None) -> tuple[float | None, ...]:
+    return (None, None, None) if cell is None else dataclasses.astuple(cell)
+
+
+def _shown(cell: Any) -> str:
+    """A cell of the table: three or four digits are enough to read, the CSV has them all."""
+    if cell is None:
+        return ""
+    if isinstance(cell, Estimate):
+        ends = "" if cell.low is None else f" ({_shown(cell.low)} to {_shown(cell.high)})"
+        return f"{_shown(cell.value)}{ends}"
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}" if abs(cell) >= 100 else f"{cell:.3g}"
+    return f"{cell}"
