@@ -145,3 +145,8 @@ def usage_error(error: ConfigError | flags.Error) -> str:
     accepted = _ACCEPTED.get(FLAGS[refused[1]].flag_type()) if refused else None
     expected = f"; expected {accepted}" if accepted else ""
     return f"{error}{expected}\nSee python -m tfbench.train --help"
+
+
+def refusal(error: ConfigError | flags.Error) -> str:
+    """The refusal itself, without the pointer to train's help, for the other commands."""
+    return usage_error(error).splitlines()[0]

@@ -76,7 +76,7 @@ def sweep(argv: list[str]) -> int:
     except matrix.ImpossiblePointsError as error:
         return _refused(display, f"nothing was run\n{error}")
     except (ConfigError, flags.Error) as error:
-        return _refused(display, _one_line(error))
+        return _refused(display, tfbench.flags.refusal(error))
 
 
 def _matrix(values: flags.FlagValues) -> matrix.Matrix:
@@ -170,12 +170,7 @@ def parse(argv: list[str]) -> list[str]:
     try:
         return list(flags.FLAGS(argv))
     except flags.Error as error:
-        sys.exit(_refused(Display(), _one_line(error)))
-
-
-def _one_line(error: ConfigError | flags.Error) -> str:
-    """The refusal itself, without the pointer to the other command's help."""
-    return tfbench.flags.usage_error(error).splitlines()[0]
+        sys.exit(_refused(Display(), tfbench.flags.refusal(error)))
 
 
 def _refused(display: Display, why: str) -> int:
