@@ -37,7 +37,11 @@ from tfbench.sweeping.scaling import rate_of_runs
 flags.adopt_module_key_flags(tfbench.flags)
 _REUSE = flags.DEFINE_list("reuse", [], "Results files (runs.csv) to take the rows from; nothing is trained.")
 _REPEATS = flags.DEFINE_integer(
-    "repeats", 1, "Runs of every point: all points once, then all again.", lower_bound=1
+    "repeats",
+    1,
+    "Runs of every point: all points once, then all again.",
+    lower_bound=1,
+    allow_override=True,  # a process that imports other commands too, as the tests do, has theirs
 )
 _ONLY = flags.DEFINE_list("only", [], "Only the points whose name contains one of these texts.")
 
