@@ -102,7 +102,7 @@ def test_fields_without_value_are_left_out():
         ("--xla=maybe", ["--xla=maybe", "expected true or false"]),
         ("--precision=fp64", ["--precision=fp64", "fp32|tf32|mixed_float16|mixed_bfloat16"]),
         ("--model=vgg", ["--model=vgg", "resnet50|resnet_tiny|bert_base"]),
-        ("--stepz=4", ["stepz", "Did you mean: steps"]),
+        ("--stepz=4", ["stepz", "Did you mean: ", "steps"]),
         ("--steps", ["--steps", "Missing value"]),
     ],
 )

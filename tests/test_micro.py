@@ -121,13 +121,13 @@ def test_error_bound(precision, length, bound):
 
 
 def test_models_products_are_those_that_the_models_do():
-    """Row counts by hand: 256 images of 56 × 56, 64 sequences of 128 tokens, 20 of them masked."""
+    """Row counts by hand: 1,024 images of 56 × 56, 256 sequences of 128 tokens, 20 of them masked."""
     products = matmul.model_products()
-    assert products["resnet50 layer1.0.conv1"] == (802_816, 64, 64)
-    assert products["resnet50 classifier"] == (256, 2048, 1000)
-    assert products["bert_large inner"] == (8192, 1024, 4096)
-    assert products["bert_large vocabulary"] == (1280, 1024, 30_522)
-    assert products["bert_large vocabulary, padded to 8"] == (1280, 1024, 30_528)
+    assert products["resnet50 layer1.0.conv1"] == (3_211_264, 64, 64)
+    assert products["resnet50 classifier"] == (1024, 2048, 1000)
+    assert products["bert_large inner"] == (32_768, 1024, 4096)
+    assert products["bert_large vocabulary"] == (5120, 1024, 30_522)
+    assert products["bert_large vocabulary, padded to 8"] == (5120, 1024, 30_528)
 
 
 def test_distinct_convolutions_of_resnet50():

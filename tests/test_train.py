@@ -565,10 +565,12 @@ def test_results_folder_that_cannot_be_written(tmp_path, without_tensorflow):
 def _parsed_flags():
     """Flags of a run on the CPU, and the signal handlers of before."""
     handler = signal.getsignal(signal.SIGTERM)
+    ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with flagsaver.flagsaver():
         command.flags.FLAGS(["train", "--model=resnet_tiny", "--gpus=0"])
         yield
     signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGINT, ctrl_c)
 
 
 @pytest.mark.usefixtures("_parsed_flags")
