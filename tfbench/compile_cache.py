@@ -1,7 +1,7 @@
 """Compiled programs, and what XLA's tuning found, kept between runs in the user's cache folder.
 
-Of the 65 s before ResNet-50's first step on an H200 half are trials of cuDNN's algorithms and a quarter is
-code generation. TensorFlow-free: everything is set before TensorFlow starts, and read from files after.
+ResNet-50's first step on an H200 took 65 s, of which 39 went away with XLA's tuning known and 11 more with
+the programs known. TensorFlow-free: everything is set before TensorFlow starts, and read from files after.
 """
 
 import hashlib
