@@ -114,3 +114,21 @@ def test_another_card_version_or_flag_has_its_own(tmp_path: Path, name: str) -> 
     assert other is not None
     assert other.programs != cache.programs
     assert flag(environ, "TF_XLA_FLAGS", "--tf_xla_persistent_cache_directory") == str(cache.programs)
+
+
+def test_a_folder_that_cannot_be_written_costs_the_cache_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tfbench").write_text("a file where the folder should be")
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert open_cache(config(), FACTS, environ) is None
+    assert environ == {"XDG_CACHE_HOME": str(tmp_path)}
+    assert "no compiled program is kept" in caplog.text
+
+
+def test_tuning_that_cannot_be_kept_costs_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache, environ = opened(tmp_path)
+    tune(environ, "first")
+    cache.tuned.mkdir()  # a folder cannot be replaced by a file
+    assert cache.keep() == "warm"
+    assert "is not kept" in caplog.text

@@ -5,6 +5,7 @@ the programs known. TensorFlow-free: everything is set before TensorFlow starts,
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from tfbench.config import BenchmarkConfig
 
 _LOAD, _DUMP = "--xla_gpu_load_autotune_results_from", "--xla_gpu_dump_autotune_results_to"
 _PROGRAMS = "--tf_xla_persistent_cache_directory"
+
+log = logging.getLogger("tfbench")
 
 
 def user_cache_dir(environ: MutableMapping[str, str] = os.environ) -> Path:
@@ -42,8 +45,11 @@ class CompileCache:
             "warm": every program came from the cache; "partly": some were compiled, with the tuning of
             earlier runs to start from; "cold": without.
         """
-        if self._new.exists():  # holds what was loaded too
-            self._new.replace(self.tuned)
+        try:
+            if self._new.exists():  # holds what was loaded too
+                self._new.replace(self.tuned)
+        except OSError as error:
+            log.warning("what XLA has tuned is not kept: %s", error)
         if set(os.listdir(self.programs)) <= self._known:
             return "warm"
         return "partly" if self._was_tuned else "cold"
@@ -69,7 +75,11 @@ def open_cache(
         return None
     parts = sorted(f"{name}={value}" for name, value in facts.items())
     key = hashlib.sha256("\n".join([*parts, own]).encode()).hexdigest()[:16]
-    cache = CompileCache(user_cache_dir(environ) / "compiled" / key)
+    try:
+        cache = CompileCache(user_cache_dir(environ) / "compiled" / key)
+    except OSError as error:  # a home that cannot be written costs time, not the run
+        log.warning("no compiled program is kept: %s", error)
+        return None
     cache.set_environment(environ)
     return cache
 

@@ -126,7 +126,7 @@ def build_strategy(devices: list[str]) -> Any:
     """A MirroredStrategy over the devices, one replica or many, so that a baseline differs in nothing else.
 
     Logical CPU devices share one memory: their sums are taken on one of them, which also lets one process
-    use several strategies after each other. Gradients come as one vector: no packing.
+    use several strategies after each other. Gradients come packed (see step.py).
     """
     import tensorflow as tf
 

@@ -110,8 +110,8 @@ class TrainStep:
     def _packed(self, gradients: list[Any]) -> list[Any]:
         """Large gradients as they are, then all small ones in one vector: the messages to other replicas.
 
-        ResNet-50's update was 376 kernels, a third of a step's, with each gradient on its own and is 31 with
-        one vector; but to pack BERT-large's large matrices too cost 5 ms of 91 on an H200.
+        ResNet-50's update was 376 kernels, a quarter of a step's, with each gradient on its own and 31 with
+        all in one vector; but to pack BERT-large's large matrices too cost 5 ms of 91 on an H200.
         """
         small = [tf.reshape(gradient, [-1]) for gradient in gradients if not _is_large(gradient)]
         return [*filter(_is_large, gradients), *([tf.concat(small, 0)] if small else [])]
