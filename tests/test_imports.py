@@ -69,7 +69,7 @@ MAY_IMPORT = {
     },
     "diagnose": {"config", "devices", "display", "journal", "measure", "step", "training"},
     "device_trace": set(),
-    "reporting": {"hardware", "measure", "models", "records"},
+    "reporting": {"hardware", "measure", "microbench", "models", "records"},
     "journal": {"config", "flags", "measure", "records"},
     "summary": {"config", "hardware", "journal", "measure", "models", "records"},
     "curves": {"config", "journal", "measure"},

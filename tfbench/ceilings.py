@@ -17,9 +17,6 @@ from tfbench.microbench.case import median
 
 _METHOD = 2  # of measuring; rates of another one are measured anew
 
-# The number format of a training precision's products.
-FORMATS = {"fp32": "fp32", "tf32": "tf32", "mixed_float16": "fp16", "mixed_bfloat16": "bf16"}
-
 log = logging.getLogger("tfbench")
 
 
@@ -31,7 +28,7 @@ def matrix_flops(gpu: Gpu, precision: str, versions: Mapping[str, str | None]) -
         precision: a name in PRECISIONS.
         versions: of the driver and libraries; other ones are measured anew.
     """
-    number_format = FORMATS[precision]
+    number_format = matmul.FORMAT_OF_TRAINING[precision]
     known = _read(_path()).get(_key(gpu, number_format, versions))
     if known is not None:
         return known

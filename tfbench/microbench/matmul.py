@@ -64,6 +64,8 @@ FORMATS = {
     "fp8": Format("float8_e4m3fn", "bfloat16", "fp8_tflops", (8, 9), output_bits=8, sum_bits=14),
     "int8": Format("int8", "int32", "int8_tops", (7, 2)),
 }
+# Of the products of a training precision.
+FORMAT_OF_TRAINING = {"fp32": "fp32", "tf32": "tf32", "mixed_float16": "fp16", "mixed_bfloat16": "bf16"}
 XLA_ONLY = {
     "fp8": "tf.matmul takes no float8; only XLA can make such a product, out of a conversion before it",
     "int8": "TensorFlow has no int8 product on GPUs outside XLA",
