@@ -44,7 +44,10 @@ class CompileCache:
         self._known, self._was_tuned = set(os.listdir(self.programs)), self.tuned.exists()
 
     def _clean(self, folder: Path) -> None:
-        """Removes what killed runs left. A run on another host that shares the folder loses its tuning at worst."""
+        """Removes what killed runs left.
+
+        Other hosts' processes are not known: at worst a run there that shares the folder keeps no tuning.
+        """
         for path in folder.glob("tuned.*.txt"):
             pid = path.name.split(".")[1]
             if path == self._new or (pid.isdecimal() and not psutil.pid_exists(int(pid))):
