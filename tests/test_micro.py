@@ -1,10 +1,12 @@
 """The micro-benchmarks: arithmetic by hand, what they check, what they say where something cannot be."""
 
 import dataclasses
+import io
 import logging
 
 import numpy as np
 import pytest
+from rich.console import Console
 from run_helpers import gpu, python
 
 from tfbench.hardware import specs
@@ -448,6 +450,23 @@ def test_roof(intensity, reached):
 
 
 # ---------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("width", [80, 119, 120, 200])
+def test_a_table_says_what_was_measured_however_narrow(width):
+    measured = rows.MicroRow(
+        **FACTS, benchmark="matmul", case="bert_large query, key, value 32768x1024x3072", precision="fp16",
+        engine="library", rate=641.2345, unit="TFLOP/s", low=630.0, high=650.0, share_of_peak=0.648,
+        relative_error=1e-3, sm_clock_mhz_mean=1455.0, power_w_mean=686.0, note="a remark",
+    )  # fmt: skip
+    console = Console(width=width, file=io.StringIO())
+    console.print(suite.table([measured], width))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    text = "".join(shown.split())
+    for word in ("bert_large", "fp16", "library", "641.2", "64.8%", "a", "remark"):
+        assert word in text
+    assert ("1,455" in text) == (width >= 120)
 
 
 def micro(*flags: str, cwd):
