@@ -12,7 +12,18 @@ from run_helpers import gpu, python
 from tfbench.hardware import specs
 from tfbench.hardware.cards import CardFacts
 from tfbench.measure.timing import Window
-from tfbench.microbench import all_reduce, conv, input_rate, matmul, memory, roofline, rows, suite, timed
+from tfbench.microbench import (
+    all_reduce,
+    apart,
+    conv,
+    input_rate,
+    matmul,
+    memory,
+    roofline,
+    rows,
+    suite,
+    timed,
+)
 from tfbench.microbench.case import (
     Case,
     Machine,
@@ -189,6 +200,37 @@ WIDENED = """
 def test_evidence_of_the_unit_in_a_compiled_program(program, precision, products, native):
     assert matmul.products_in(program) == products
     assert [matmul.is_native(each, precision) for each in products] == [native]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("kill -SEGV $$", "was killed by SIGSEGV"),
+        ("exit 3", "ended with exit code 3"),
+        ("exec sleep 60", "no answer within 0.5 s"),
+        ("""echo '{"not_possible": "not reached: as it says"}'""", "not reached: as it says"),
+    ],
+)
+def test_a_process_that_does_not_measure_is_a_reason_and_not_the_end(monkeypatch, tmp_path, script, reason):
+    other = tmp_path / "python"
+    other.write_text(f"#!/bin/sh\n{script}\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(apart.sys, "executable", str(other))
+    with pytest.raises(NotPossibleError, match=reason):
+        apart.measure("GPU:0", "fp8", (32, 32, 32), "xla", 0.01, timeout_s=0.5)
+
+
+@pytest.mark.slow
+def test_another_process_measures_as_this_one_does():
+    found = apart.measure("CPU:0", "fp16", (64, 32, 16), "xla", 0.02, H200)
+    assert 0 < found.relative_error <= found.bound == matmul.error_bound("fp16", 32)
+    assert len(found.rates) == len(found.windows) == timed.WINDOWS
+    flops = matmul._LEFTS * 2 * 64 * 32 * 16
+    first = found.windows[0]
+    assert found.rates[0] == pytest.approx(first.steps * flops / 1e12 / (first.end_s - first.start_s))
+    assert (found.peak, found.unit, found.flop_per_byte) == (989.5, "TFLOP/s", pytest.approx(64 / 7))
+    with pytest.raises(NotPossibleError, match="not reached: XLA made of it"):
+        apart.measure("CPU:0", "fp8", (32, 32, 32), "xla", 0.01)
 
 
 def test_fp8_that_was_widened_has_no_rate():
