@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "repeats": {"config", "display", "flags", "measure", "records"},
     "compile_cache": {"config"},
     "ceilings": {"compile_cache", "hardware", "microbench"},
-    "microbench": {"data", "devices", "display", "hardware", "measure", "models", "records"},
+    "microbench": {"config", "data", "devices", "display", "hardware", "measure", "models", "records"},
     "inputbench": {
         "config",
         "data",

@@ -233,6 +233,22 @@ def test_another_process_measures_as_this_one_does():
         apart.measure("CPU:0", "fp8", (32, 32, 32), "xla", 0.01)
 
 
+def test_rested_windows_rest_and_count_the_calls_inside_only(monkeypatch):
+    events = []
+    monkeypatch.setattr(timed.devices, "synchronize", lambda: events.append("wait"))
+    monkeypatch.setattr(timed.time, "sleep", lambda seconds: events.append(seconds))
+    windows = timed.time_rested_calls(lambda: events.append("call"), 3, 0.5, windows=2)
+    window = ["wait", 0.5, "call", "wait", "call", "call", "call", "wait"]
+    assert events == ["call", *window, *window]
+    assert [each.steps for each in windows] == [3, 3]
+
+
+def test_bursts_are_cases_of_a_gpu_only():
+    named = [(case.name, case.precision) for case in matmul.cases(h200s()) if matmul.RESTED in case.name]
+    assert named == [("8192x8192x8192 after rests", each) for each in ("fp16", "bf16")]
+    assert not [case for case in matmul.cases(machine()) if matmul.RESTED in case.name]
+
+
 def test_fp8_that_was_widened_has_no_rate():
     with pytest.raises(NotPossibleError, match=r"not reached.*dot\(f32, f32\)"):
         matmul.measure("CPU:0", "fp8", (32, 32, 32), "xla", 0.01)

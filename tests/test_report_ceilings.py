@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 from report_helpers import Page, cells, row, write
 
 from tfbench import report
-from tfbench.microbench import all_reduce, rows
+from tfbench.microbench import all_reduce, matmul, rows
 from tfbench.microbench.rows import MicroRow
 from tfbench.reporting import ceilings, svg
 from tfbench.reporting.document import Line, LineChart, Point
@@ -65,6 +65,12 @@ def test_a_format_is_shown_by_its_faster_engine():
     assert (line["rate"], line["by"], line["of peak"]) == (("700.0", 700.0), ("xla", None), ("70.7 %", 0.707))
     ((bar,),) = [chart.bars for chart in found.charts]
     assert (bar.label, bar.length, bar.shown, bar.low) == ("fp16", 700.0, "700.0, 71 % of peak", 690.0)
+
+
+def test_what_a_burst_reaches_stands_beside_what_is_sustained():
+    burst = micro(case=f"{SQUARE} {matmul.RESTED}", rate=739.0)
+    (line,) = cells(ceilings.section([burst, micro(rate=658.0)], []))
+    assert (line["rate"][1], line["after rests"][1]) == (658.0, 739.0)
 
 
 def test_a_format_without_a_rate_says_why():

@@ -25,6 +25,9 @@ ODD_SIZES = (8184, 8188, 8190, 8191)  # multiples of 8, 4, 2 and 1
 TOKENS = (256, 128)  # sequences and their length, BERT-large's defaults on a GPU
 CEILING_S = 1.0  # of measuring a ceiling
 OTHER_S = 0.3
+REST_S = 0.5  # before each window of a rested case: an H200 has then its highest clock for 10 ms or more
+RESTED = "after rests"  # in the names of such cases
+RESTED_CALLS = 3  # in a window
 _LEFTS = 4  # different left operands, so that no two products of a call are one
 _CHECKED_ROWS = 8
 
@@ -120,7 +123,13 @@ def why_not(precision: str, engine: str, machine: Machine) -> str:
 
 
 def measure(
-    device: str, precision: str, shape: Shape, engine: str, seconds: float, spec: GpuSpec | None = None
+    device: str,
+    precision: str,
+    shape: Shape,
+    engine: str,
+    seconds: float,
+    spec: GpuSpec | None = None,
+    rest_s: float = 0.0,
 ) -> Result:
     """The rate of one product on random operands: zeros need less power and run faster.
 
@@ -134,6 +143,7 @@ def measure(
         engine: "library" (the matrix product operation) or "xla".
         seconds: of measuring.
         spec: the card's data sheet.
+        rest_s: before each window, which is a short one then.
 
     Raises:
         NotPossibleError: XLA did not use the format's units.
@@ -147,7 +157,10 @@ def measure(
                            jit_compile=engine == "xla", autograph=False)  # fmt: skip
         evidence = "" if engine == "library" else _evidence(call, lefts, right, precision)
         error = relative_error(lefts[0], right, call(lefts, right)[0], precision)
-        windows = timed.time_calls(lambda: call(lefts, right), seconds)
+        if rest_s:
+            windows = timed.time_rested_calls(lambda: call(lefts, right), RESTED_CALLS, rest_s)
+        else:
+            windows = timed.time_calls(lambda: call(lefts, right), seconds)
     m, k, n = shape
     flops = 2 * m * k * n
     least_bytes = (m * k + k * n) * right.dtype.size + m * n * tf.as_dtype(FORMATS[precision].output).size
@@ -319,6 +332,18 @@ def _case(
     )
 
 
+def _rested_case(machine: Machine, precision: str, shape: Shape) -> Case:
+    """What short bursts reach: figures of a few products are higher than what a card sustains."""
+
+    def run() -> Result:
+        if reason := why_not(precision, "library", machine):
+            raise NotPossibleError(reason)
+        return measure(machine.devices[0], precision, shape, "library", 0.0, machine.spec, REST_S)
+
+    name = f"{'x'.join(map(str, shape))} {RESTED}"
+    return Case(benchmark="matmul", name=name, precision=precision, measure=run)
+
+
 def model_products() -> dict[str, Shape]:
     """The matrix products of ResNet-50 and BERT-large at their default sizes on a GPU, by name."""
     batch = RESNET50.on_gpu.per_replica_batch_size
@@ -353,6 +378,8 @@ def cases(machine: Machine) -> Iterator[Case]:
         return
     if machine.quick:
         return
+    for precision in ("fp16", "bf16"):
+        yield _rested_case(machine, precision, (size, size, size))
     for precision in ("fp16", "bf16", "tf32"):
         for side in SWEEP:
             yield _case(machine, precision, (side, side, side), "library", OTHER_S)

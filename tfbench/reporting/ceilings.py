@@ -25,7 +25,8 @@ from tfbench.reporting.naming import grouped
 
 _INTRO = (
     "The newest measurement of each case, on random numbers. Of the two ways to multiply, TensorFlow's own "
-    "operation (library) and XLA's, the faster one is shown. Sizes, convolutions, input and launches "
+    "operation (library) and XLA's, the faster one is shown, as it is sustained; after rests a card that its "
+    "power limit slows down is faster for some milliseconds. Sizes, convolutions, input and launches "
     "are in the files only."
 )
 
@@ -83,6 +84,12 @@ def _remark(row: MicroRow) -> str:
 def _products(name: str, rows: Sequence[MicroRow]) -> Section:
     """The square product of each number format by its faster engine; without any, why."""
     squares = [row for row in rows if row.benchmark == "matmul" and row.case in roofline.CEILING_CASES]
+    rested = {
+        row.precision: row.rate
+        for row in rows
+        if row.benchmark == "matmul"
+        and row.case in (f"{case} {matmul.RESTED}" for case in roofline.CEILING_CASES)
+    }
     by_format = grouped(squares, lambda row: row.precision or "")
     bars, lines = [], []
     for number_format in (each for each in matmul.FORMATS if each in by_format):
@@ -90,7 +97,7 @@ def _products(name: str, rows: Sequence[MicroRow]) -> Section:
         best = max(tried, key=lambda row: row.rate or 0.0)
         if best.rate is None:
             why = "; ".join(f"{row.engine}: {row.note}" for row in tried)
-            lines.append([words(number_format), *[words("")] * 7, words(why)])
+            lines.append([words(number_format), *[words("")] * 8, words(why)])
             continue
         share = "" if best.share_of_peak is None else f", {100 * best.share_of_peak:.0f} % of peak"
         bars.append(Bar(number_format, [("", best.rate)], figure(best.rate) + share, best.low, best.high))
@@ -101,6 +108,7 @@ def _products(name: str, rows: Sequence[MicroRow]) -> Section:
                 words(best.unit),
                 interval(best.low, best.high),
                 percent(best.share_of_peak),
+                number(rested.get(number_format)),
                 words(best.engine),
                 number(best.sm_clock_mhz_mean),
                 number(best.power_w_mean),
@@ -108,7 +116,8 @@ def _products(name: str, rows: Sequence[MicroRow]) -> Section:
             ]
         )
     title = f"Matrix products, {name}"
-    columns = ("format", "rate", "unit", "95 %", "of peak", "by", "SM clock, MHz", "power, W", "remark")
+    columns = ("format", "rate", "unit", "95 %", "of peak", "after rests", "by", "SM clock, MHz", "power, W",
+               "remark")  # fmt: skip
     return _part(
         [BarChart(title, "TFLOP/s; int8: TOP/s", bars)] if bars else [],
         [Table(title, columns, lines)] if lines else [],
