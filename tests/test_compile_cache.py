@@ -1,6 +1,8 @@
 """The folder of compiled programs: who gets one, what XLA is told, what a run finds and leaves."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,34 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_and_not_the_run(
     assert open_cache(config(), FACTS, environ) is None
     assert environ == {"XDG_CACHE_HOME": str(tmp_path)}
     assert "no compiled program is kept" in caplog.text
+
+
+def test_a_folder_that_is_there_but_read_only_costs_the_cache_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, _ = opened(tmp_path)
+    cache.programs.rmdir()
+    cache.programs.symlink_to("/proc/self/attr")  # a folder in which nobody, root neither, may make a file
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert open_cache(config(), FACTS, environ) is None
+    assert environ == {"XDG_CACHE_HOME": str(tmp_path)}
+    assert "no compiled program is kept" in caplog.text
+
+
+def test_what_killed_runs_left_is_removed_and_a_running_ones_is_not(tmp_path: Path) -> None:
+    cache, environ = opened(tmp_path)
+    tune(environ, "of an earlier run under this very process id")
+    folder = cache.programs.parent
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead, alive = folder / f"tuned.{ended.pid}.txt", folder / f"tuned.{os.getppid()}.txt"
+    for path in (dead, alive, folder / "tuned.txt"):
+        path.write_text(path.name)
+
+    cache, _ = opened(tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"programs", "tuned.txt", alive.name}
+    assert cache.keep() == "warm"  # nothing was compiled: what was tuned stays as it is
+    assert (folder / "tuned.txt").read_text() == "tuned.txt"
 
 
 def test_tuning_that_cannot_be_kept_costs_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

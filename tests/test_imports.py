@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "repeats": {"config", "display", "flags", "measure", "records"},
     "compile_cache": {"config"},
     "ceilings": {"compile_cache", "hardware", "microbench"},
-    "microbench": {"data", "devices", "display", "hardware", "measure", "models", "records"},
+    "microbench": {"config", "data", "devices", "display", "hardware", "measure", "models", "records"},
     "inputbench": {
         "config",
         "data",
@@ -69,7 +69,7 @@ MAY_IMPORT = {
     },
     "diagnose": {"config", "devices", "display", "journal", "measure", "step", "training"},
     "device_trace": set(),
-    "reporting": {"hardware", "measure", "models", "records"},
+    "reporting": {"hardware", "measure", "microbench", "models", "records"},
     "journal": {"config", "flags", "measure", "records"},
     "summary": {"config", "hardware", "journal", "measure", "models", "records"},
     "curves": {"config", "journal", "measure"},

@@ -1,16 +1,29 @@
 """The micro-benchmarks: arithmetic by hand, what they check, what they say where something cannot be."""
 
 import dataclasses
+import io
 import logging
 
 import numpy as np
 import pytest
+from rich.console import Console
 from run_helpers import gpu, python
 
 from tfbench.hardware import specs
 from tfbench.hardware.cards import CardFacts
 from tfbench.measure.timing import Window
-from tfbench.microbench import all_reduce, conv, input_rate, matmul, memory, roofline, rows, suite, timed
+from tfbench.microbench import (
+    all_reduce,
+    apart,
+    conv,
+    input_rate,
+    matmul,
+    memory,
+    roofline,
+    rows,
+    suite,
+    timed,
+)
 from tfbench.microbench.case import (
     Case,
     Machine,
@@ -187,6 +200,53 @@ WIDENED = """
 def test_evidence_of_the_unit_in_a_compiled_program(program, precision, products, native):
     assert matmul.products_in(program) == products
     assert [matmul.is_native(each, precision) for each in products] == [native]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("kill -SEGV $$", "was killed by SIGSEGV"),
+        ("exit 3", "ended with exit code 3"),
+        ("exec sleep 60", "no answer within 0.5 s"),
+        ("""echo '{"not_possible": "not reached: as it says"}'""", "not reached: as it says"),
+    ],
+)
+def test_a_process_that_does_not_measure_is_a_reason_and_not_the_end(monkeypatch, tmp_path, script, reason):
+    other = tmp_path / "python"
+    other.write_text(f"#!/bin/sh\n{script}\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(apart.sys, "executable", str(other))
+    with pytest.raises(NotPossibleError, match=reason):
+        apart.measure("GPU:0", "fp8", (32, 32, 32), "xla", 0.01, timeout_s=0.5)
+
+
+@pytest.mark.slow
+def test_another_process_measures_as_this_one_does():
+    found = apart.measure("CPU:0", "fp16", (64, 32, 16), "xla", 0.02, H200)
+    assert 0 < found.relative_error <= found.bound == matmul.error_bound("fp16", 32)
+    assert len(found.rates) == len(found.windows) == timed.WINDOWS
+    flops = matmul._LEFTS * 2 * 64 * 32 * 16
+    first = found.windows[0]
+    assert found.rates[0] == pytest.approx(first.steps * flops / 1e12 / (first.end_s - first.start_s))
+    assert (found.peak, found.unit, found.flop_per_byte) == (989.5, "TFLOP/s", pytest.approx(64 / 7))
+    with pytest.raises(NotPossibleError, match="not reached: XLA made of it"):
+        apart.measure("CPU:0", "fp8", (32, 32, 32), "xla", 0.01)
+
+
+def test_rested_windows_rest_and_count_the_calls_inside_only(monkeypatch):
+    events = []
+    monkeypatch.setattr(timed.devices, "synchronize", lambda: events.append("wait"))
+    monkeypatch.setattr(timed.time, "sleep", lambda seconds: events.append(seconds))
+    windows = timed.time_rested_calls(lambda: events.append("call"), 3, 0.5, windows=2)
+    window = ["wait", 0.5, "call", "wait", "call", "call", "call", "wait"]
+    assert events == ["call", *window, *window]
+    assert [each.steps for each in windows] == [3, 3]
+
+
+def test_bursts_are_cases_of_a_gpu_only():
+    named = [(case.name, case.precision) for case in matmul.cases(h200s()) if matmul.RESTED in case.name]
+    assert named == [("8192x8192x8192 after rests", each) for each in ("fp16", "bf16")]
+    assert not [case for case in matmul.cases(machine()) if matmul.RESTED in case.name]
 
 
 def test_fp8_that_was_widened_has_no_rate():
@@ -448,6 +508,23 @@ def test_roof(intensity, reached):
 
 
 # ---------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("width", [80, 119, 120, 200])
+def test_a_table_says_what_was_measured_however_narrow(width):
+    measured = rows.MicroRow(
+        **FACTS, benchmark="matmul", case="bert_large query, key, value 32768x1024x3072", precision="fp16",
+        engine="library", rate=641.2345, unit="TFLOP/s", low=630.0, high=650.0, share_of_peak=0.648,
+        relative_error=1e-3, sm_clock_mhz_mean=1455.0, power_w_mean=686.0, note="a remark",
+    )  # fmt: skip
+    console = Console(width=width, file=io.StringIO())
+    console.print(suite.table([measured], width))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    text = "".join(shown.split())
+    for word in ("bert_large", "fp16", "library", "641.2", "64.8%", "a", "remark"):
+        assert word in text
+    assert ("1,455" in text) == (width >= 120)
 
 
 def micro(*flags: str, cwd):

@@ -552,7 +552,7 @@ def test_newest_baseline_wins_wherever_it_stands():
         ("xla", False), ("xla", None), ("scaling_mode", "strong"), ("per_replica_batch_size", 128),
         ("accumulate", 2), ("seq_length", 128), ("image_size", 160), ("optimizer", "lamb"),
         ("steps_per_loop", 1), ("gpu_name", "NVIDIA L4"), ("driver", "575.1"), ("tensorflow", "2.20.0"),
-        ("keras", "3.13.0"), ("host", "node2"),
+        ("keras", "3.13.0"), ("host", "node2"), ("parallel_runs", 2),
         ("flags", FLAGS.format(gpus=1, tensorboard=True).replace("c=False", "c=True")),
         ("flags", FLAGS.format(gpus=1, tensorboard=True) + " --dropout=0.1"),
         ("flags", None),
@@ -560,6 +560,12 @@ def test_newest_baseline_wins_wherever_it_stands():
 )  # fmt: skip
 def test_each_difference_blocks_the_baseline(name, value):
     assert records.find_baseline([gpu_row(1, **{name: value})], gpu_row(4)) is None
+
+
+@pytest.mark.parametrize("parallel_runs", [None, 1])
+def test_a_row_that_ran_alone_is_a_baseline(parallel_runs):
+    one = gpu_row(1, parallel_runs=parallel_runs)
+    assert records.find_baseline([gpu_row(1, parallel_runs=2), one], gpu_row(4, parallel_runs=2)) is one
 
 
 def test_order_of_flags_does_not_matter():

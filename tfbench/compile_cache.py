@@ -7,8 +7,11 @@ the programs known. TensorFlow-free: everything is set before TensorFlow starts,
 import hashlib
 import logging
 import os
+import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
+
+import psutil
 
 from tfbench.config import BenchmarkConfig
 
@@ -24,13 +27,31 @@ def user_cache_dir(environ: MutableMapping[str, str] = os.environ) -> Path:
 
 
 class CompileCache:
-    """The cache of one kind of card under one set of versions and XLA flags."""
+    """The cache of one kind of card under one set of versions and XLA flags.
+
+    Raises:
+        OSError: the folder cannot be made, or written to.
+    """
 
     def __init__(self, folder: Path):
         self.programs = folder / "programs"
         self.tuned, self._new = folder / "tuned.txt", folder / f"tuned.{os.getpid()}.txt"
         self.programs.mkdir(parents=True, exist_ok=True)
+        for place in (folder, self.programs):  # one that is there may be read-only
+            with tempfile.TemporaryFile(dir=place):
+                pass
+        self._clean(folder)
         self._known, self._was_tuned = set(os.listdir(self.programs)), self.tuned.exists()
+
+    def _clean(self, folder: Path) -> None:
+        """Removes what killed runs left.
+
+        Other hosts' processes are not known: at worst a run there that shares the folder keeps no tuning.
+        """
+        for path in folder.glob("tuned.*.txt"):
+            pid = path.name.split(".")[1]
+            if path == self._new or (pid.isdecimal() and not psutil.pid_exists(int(pid))):
+                path.unlink(missing_ok=True)
 
     def set_environment(self, environ: MutableMapping[str, str]) -> None:
         """Let XLA read and fill the cache."""

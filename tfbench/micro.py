@@ -11,7 +11,7 @@ from tfbench import records
 from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.display import Display
 from tfbench.hardware.gpus import Probe, probe
-from tfbench.microbench import roofline, rows, suite
+from tfbench.microbench import matmul, roofline, rows, suite
 from tfbench.microbench.case import Machine
 
 FLAGS = flags.FLAGS
@@ -123,7 +123,7 @@ def _keep_ceilings(done: Sequence[rows.MicroRow], machine: Machine, facts: dict[
     if not machine.gpus or machine.quick:
         return
     for number_format, tflops in roofline.roofs(done).tflops.items():
-        if number_format in ceilings.FORMATS.values():
+        if number_format in matmul.FORMAT_OF_TRAINING.values():
             ceilings.keep(machine.gpus[0], number_format, facts, tflops * 1e12)
 
 

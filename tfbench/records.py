@@ -475,7 +475,8 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
     """The newest good one-GPU row that `record` may be compared with, for its scaling efficiency.
 
     All that changes the time of a step must be alike but the number of replicas. The batch is compared per
-    replica, or globally where `record` scales strongly.
+    replica, or globally where `record` scales strongly. A row that ran beside others shared cores, memory and
+    perhaps power with them: it is none.
 
     Returns:
         The row; None where there is none, and for a record of one GPU or of the CPU, which scales nothing.
@@ -486,7 +487,11 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
     candidates = [
         row
         for row in rows
-        if row.status == "ok" and row.num_gpus == 1 and row.samples_per_sec and _baseline_key(row) == wanted
+        if row.status == "ok"
+        and row.num_gpus == 1
+        and row.samples_per_sec
+        and (row.parallel_runs or 1) == 1
+        and _baseline_key(row) == wanted
     ]
     return max(candidates, key=lambda row: row.started_at or "", default=None)
 

@@ -1,7 +1,8 @@
 """`python -m tfbench.report FILE…`: what results files say, in the terminal, Markdown or one HTML page.
 
-FILE is a runs.csv, or a folder that holds one. Exit code: 0; 1 for a regression against --baseline; 2 for
-refused flags, files without rows, and a baseline with nothing to compare.
+FILE is a runs.csv, or a folder that holds one; a micro.csv beside it, or named itself, is read too. Exit
+code: 0; 1 for a regression against --baseline; 2 for refused flags, files without rows, and a baseline with
+nothing to compare.
 """
 
 import sys
@@ -13,6 +14,7 @@ from absl import app, flags
 from rich.console import Console
 from rich.text import Text
 
+from tfbench.microbench.rows import MicroSchemaError
 from tfbench.records import SchemaError
 from tfbench.reporting import build, compare, cost, load, markdown, page, prices, terminal
 
@@ -65,7 +67,7 @@ def report(argv: list[str]) -> int:
     console = Console()
     try:
         return _report(argv[1:], console)
-    except (ReportError, SchemaError, prices.CostError, OSError) as error:
+    except (ReportError, SchemaError, MicroSchemaError, prices.CostError, OSError) as error:
         Console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
         return EXIT_REFUSED
 
@@ -76,6 +78,7 @@ def _report(files: Sequence[str], console: Console) -> int:
     Raises:
         ReportError: there is nothing to report or to compare.
         SchemaError: a file holds no rows of this schema.
+        MicroSchemaError: likewise, one of tfbench.micro.
         CostError: the prices, or what is to be computed from them, are refused.
         OSError: a file cannot be read or written.
     """
@@ -84,11 +87,15 @@ def _report(files: Sequence[str], console: Console) -> int:
             "no FILE: name results files, such as python -m tfbench.report tfbench_results/runs.csv"
         )
     plan = _plan()
-    runs, sentences = load.read_runs(files)
-    if not runs:
-        raise ReportError(f"no rows in {', '.join(files)}: python -m tfbench.train writes them")
+    runs, sentences = load.read_runs([file for file in files if not load.is_micro(file)])
+    measured, said = load.read_micro(files)
+    if not runs and not measured:
+        raise ReportError(
+            f"no rows in {', '.join(files)}: python -m tfbench.train writes those of runs.csv, "
+            "python -m tfbench.micro those of micro.csv"
+        )
     comparisons = _compare(runs, _BASELINE.value) if _BASELINE.value is not None else []
-    built = build.build(runs, sentences, comparisons, _BASELINE.value or "", plan)
+    built = build.build(runs, [*sentences, *said], comparisons, _BASELINE.value or "", plan, measured)
     files_written = []
     for flag, renderer in ((_MARKDOWN, markdown), (_HTML, page)):
         if flag.value is not None:

@@ -16,6 +16,7 @@ SIZES_ON_CPU = (2**12, 2**18)
 SECONDS = 0.2
 _CHAINED = 4  # sums in a call, each of the one before: at most 36 × 8³ on 8 replicas, exact in float16
 _MOST_CHAINED_REPLICAS = 8
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2)}
 
 
@@ -64,10 +65,20 @@ def _case(machine: Machine, size: int, precision: str, engine: str) -> Case:
 
 
 def _size_name(size: int) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size // unit} {name}"
-    return f"{size} B"
+    name, unit = next((name, unit) for name, unit in _UNITS.items() if size >= unit)
+    return f"{size // unit} {name}"
+
+
+def size_of(case: str) -> int:
+    """Bytes of the message of a case, such as 65536 for "64 KiB".
+
+    Raises:
+        ValueError: it is no name of a size.
+    """
+    digits, _, unit = case.partition(" ")
+    if not digits.isdecimal() or unit not in _UNITS:
+        raise ValueError(f"{case!r} is no size of a message, such as 64 KiB")
+    return int(digits) * _UNITS[unit]
 
 
 def measure(machine: Machine, size: int, precision: str, engine: str) -> Result:

@@ -25,6 +25,9 @@ ODD_SIZES = (8184, 8188, 8190, 8191)  # multiples of 8, 4, 2 and 1
 TOKENS = (256, 128)  # sequences and their length, BERT-large's defaults on a GPU
 CEILING_S = 1.0  # of measuring a ceiling
 OTHER_S = 0.3
+REST_S = 0.5  # before each window of a rested case: an H200 has then its highest clock for 10 ms or more
+RESTED = "after rests"  # in the names of such cases
+RESTED_CALLS = 3  # in a window
 _LEFTS = 4  # different left operands, so that no two products of a call are one
 _CHECKED_ROWS = 8
 
@@ -64,6 +67,8 @@ FORMATS = {
     "fp8": Format("float8_e4m3fn", "bfloat16", "fp8_tflops", (8, 9), output_bits=8, sum_bits=14),
     "int8": Format("int8", "int32", "int8_tops", (7, 2)),
 }
+# Of the products of a training precision.
+FORMAT_OF_TRAINING = {"fp32": "fp32", "tf32": "tf32", "mixed_float16": "fp16", "mixed_bfloat16": "bf16"}
 XLA_ONLY = {
     "fp8": "tf.matmul takes no float8; only XLA can make such a product, out of a conversion before it",
     "int8": "TensorFlow has no int8 product on GPUs outside XLA",
@@ -118,7 +123,13 @@ def why_not(precision: str, engine: str, machine: Machine) -> str:
 
 
 def measure(
-    device: str, precision: str, shape: Shape, engine: str, seconds: float, spec: GpuSpec | None = None
+    device: str,
+    precision: str,
+    shape: Shape,
+    engine: str,
+    seconds: float,
+    spec: GpuSpec | None = None,
+    rest_s: float = 0.0,
 ) -> Result:
     """The rate of one product on random operands: zeros need less power and run faster.
 
@@ -132,6 +143,7 @@ def measure(
         engine: "library" (the matrix product operation) or "xla".
         seconds: of measuring.
         spec: the card's data sheet.
+        rest_s: before each window, which is a short one then.
 
     Raises:
         NotPossibleError: XLA did not use the format's units.
@@ -145,7 +157,10 @@ def measure(
                            jit_compile=engine == "xla", autograph=False)  # fmt: skip
         evidence = "" if engine == "library" else _evidence(call, lefts, right, precision)
         error = relative_error(lefts[0], right, call(lefts, right)[0], precision)
-        windows = timed.time_calls(lambda: call(lefts, right), seconds)
+        if rest_s:
+            windows = timed.time_rested_calls(lambda: call(lefts, right), RESTED_CALLS, rest_s)
+        else:
+            windows = timed.time_calls(lambda: call(lefts, right), seconds)
     m, k, n = shape
     flops = 2 * m * k * n
     least_bytes = (m * k + k * n) * right.dtype.size + m * n * tf.as_dtype(FORMATS[precision].output).size
@@ -211,10 +226,12 @@ def _product(precision: str) -> Callable[[Any, Any], Any]:
         plain: Callable[[Any, Any], Any] = tf.matmul
         return plain
 
+    # XLA makes one FP8 product of conversions and scales around a bfloat16 one. The scale is a variable, as
+    # in a training; a constant of 1 would be left out before.
+    scale = tf.Variable(1.0)
+
     def product(left: Any, right: Any) -> Any:
-        # XLA makes one FP8 product of conversions and scales around a bfloat16 one.
-        scale = tf.constant(1.0, tf.bfloat16)
-        wide = [tf.cast(operand, tf.bfloat16) * scale for operand in (left, right)]
+        wide = [tf.cast(operand, tf.bfloat16) * tf.cast(scale, tf.bfloat16) for operand in (left, right)]
         return tf.matmul(*wide, transpose_b=True)
 
     return product
@@ -286,13 +303,21 @@ def is_native(product: str, precision: str) -> bool:
     return product.endswith(f"({kind}, {kind})")
 
 
+def _apart(*arguments: Any) -> Result:
+    """As `measure`, in a process of its own."""
+    from tfbench.microbench import apart  # which imports this module
+
+    return apart.measure(*arguments)
+
+
 def _case(
     machine: Machine, precision: str, shape: Shape, engine: str, seconds: float, name: str = ""
 ) -> Case:
     def run() -> Result:
         if reason := why_not(precision, engine, machine):
             raise NotPossibleError(reason)
-        result = measure(machine.devices[0], precision, shape, engine, machine.seconds(seconds), machine.spec)
+        method = _apart if precision == "fp8" else measure
+        result = method(machine.devices[0], precision, shape, engine, machine.seconds(seconds), machine.spec)
         if precision == "tf32" and (result.relative_error or 0.0) <= error_bound("fp32", shape[1]):
             raise NotPossibleError("not reached: the outputs are as exact as fp32's")
         return result
@@ -305,6 +330,18 @@ def _case(
         engine=engine,
         measure=run,
     )
+
+
+def _rested_case(machine: Machine, precision: str, shape: Shape) -> Case:
+    """What short bursts reach: figures of a few products are higher than what a card sustains."""
+
+    def run() -> Result:
+        if reason := why_not(precision, "library", machine):
+            raise NotPossibleError(reason)
+        return measure(machine.devices[0], precision, shape, "library", 0.0, machine.spec, REST_S)
+
+    name = f"{'x'.join(map(str, shape))} {RESTED}"
+    return Case(benchmark="matmul", name=name, precision=precision, measure=run)
 
 
 def model_products() -> dict[str, Shape]:
@@ -341,6 +378,8 @@ def cases(machine: Machine) -> Iterator[Case]:
         return
     if machine.quick:
         return
+    for precision in ("fp16", "bf16"):
+        yield _rested_case(machine, precision, (size, size, size))
     for precision in ("fp16", "bf16", "tf32"):
         for side in SWEEP:
             yield _case(machine, precision, (side, side, side), "library", OTHER_S)

@@ -135,15 +135,27 @@ def _returned_vector(elements: int, device: str) -> Any:
         return tf.identity(there)
 
 
-def _to_device(machine: Machine, source: Callable[[int, str], Any]) -> Result:
+def _crossing(vector: Any, here: str, there: str) -> Any:
+    """The vector on the device `there`, copied anew with every call.
+
+    TensorFlow keeps a copy with the handle of an eager tensor that crossed once, so a second crossing of the
+    same handle would copy nothing. The identity on its own device gives a new handle of the same memory.
+    """
     import tensorflow as tf
+
+    with tf.device(here):
+        handle = tf.identity(vector)
+    with tf.device(there):
+        return tf.identity(handle)
+
+
+def _to_device(machine: Machine, source: Callable[[int, str], Any]) -> Result:
 
     elements = _host_elements(machine)
     vector = source(elements, machine.devices[0])
 
     def copy() -> Any:
-        with tf.device(machine.devices[0]):
-            return tf.identity(vector)
+        return _crossing(vector, "CPU:0", machine.devices[0])
 
     wrong = not bool((copy().numpy() == vector.numpy()).all())
     return _link_result(machine, "host_to_device", elements, copy, wrong)
@@ -157,8 +169,7 @@ def _to_host(machine: Machine) -> Result:
         vector = tf.random.stateless_normal((elements,), (7, 8))
 
     def copy() -> Any:
-        with tf.device("CPU:0"):
-            return tf.identity(vector)
+        return _crossing(vector, machine.devices[0], "CPU:0")
 
     with tf.device(machine.devices[0]):
         wrong = not bool(tf.reduce_all(tf.identity(copy()) == vector))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from tfbench.hardware.specs import GpuSpec
-from tfbench.microbench.matmul import SIZE, SIZE_ON_CPU, peak_of
+from tfbench.microbench.matmul import FORMAT_OF_TRAINING, SIZE, SIZE_ON_CPU, peak_of
 from tfbench.microbench.rows import MicroRow
 from tfbench.records import RunRecord
 
 _MODELS = ("resnet50", "bert_large", "bert_base")
-_INTENSITIES = (0.25, 8192.0)  # FLOP per byte, left and right edge
-_CEILING_CASES = tuple("x".join([str(size)] * 3) for size in (SIZE, SIZE_ON_CPU))
+INTENSITIES = (0.25, 8192.0)  # FLOP per byte, left and right edge
+CEILING_CASES = tuple("x".join([str(size)] * 3) for size in (SIZE, SIZE_ON_CPU))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Step:
     """A model's training step on the picture."""
 
     label: str
+    number_format: str | None  # of its products
     flop_per_byte: float  # FLOP of the model ÷ bytes that its memory really moved
     tflops: float
 
@@ -36,7 +37,7 @@ class Roofs:
 
 
 def roofs(measured: Sequence[MicroRow]) -> Roofs:
-    """The best memory rate and the best square product of each format."""
+    """The best memory rate and the best square product of each floating-point format."""
     bandwidths = [
         row.rate
         for row in measured
@@ -44,7 +45,9 @@ def roofs(measured: Sequence[MicroRow]) -> Roofs:
     ]
     tflops: dict[str, float] = {}
     for row in measured:
-        if row.benchmark == "matmul" and row.case in _CEILING_CASES and row.rate and row.precision:
+        if row.benchmark != "matmul" or row.case not in CEILING_CASES or row.unit == "TOP/s":
+            continue
+        if row.rate and row.precision:
             tflops[row.precision] = max(row.rate, tflops.get(row.precision, 0.0))
     return Roofs(max(bandwidths, default=None), tflops)
 
@@ -82,7 +85,7 @@ def steps(
             sentences.append(f"{model} is not placed: the card's memory bandwidth is not in the data sheets")
         elif not usable:
             lack = "no row counts the memory's traffic (dram_active)" if alike else "no good row of this card"
-            sentences.append(f"{model} is not placed: {lack} is in runs.csv of the same folder")
+            sentences.append(f"{model} is not placed: {lack} is in the runs.csv that was read")
         else:
             newest = {row.precision: row for row in sorted(usable, key=lambda row: row.started_at or "")}
             found += [_step(row, spec.mem_bw_gbs) for row in newest.values()]
@@ -94,7 +97,12 @@ def _step(row: RunRecord, mem_bw_gbs: float) -> Step:
     assert row.tflops_per_gpu is not None
     gb_per_s = row.dram_active * mem_bw_gbs
     label = f"{row.model}, batch {row.per_replica_batch_size}, {row.precision}"
-    return Step(label, 1e3 * row.tflops_per_gpu / gb_per_s, row.tflops_per_gpu)
+    return Step(
+        label,
+        FORMAT_OF_TRAINING.get(row.precision or ""),
+        1e3 * row.tflops_per_gpu / gb_per_s,
+        row.tflops_per_gpu,
+    )
 
 
 def draw(
@@ -146,7 +154,7 @@ def draw(
 def _draw_roofs(axes: Any, limits: Roofs, spec: GpuSpec | None) -> None:
     """Measured roofs in full lines, the data sheet's dashed, a colour for each number format."""
     assert limits.gb_per_s is not None
-    intensities = np.geomspace(*_INTENSITIES, 200)
+    intensities = np.geomspace(*INTENSITIES, 200)
 
     def roof(gb_per_s: float, tflops: float) -> list[float]:
         return [attainable_tflops(float(each), gb_per_s, tflops) for each in intensities]
@@ -158,5 +166,5 @@ def _draw_roofs(axes: Any, limits: Roofs, spec: GpuSpec | None) -> None:
         peak = peak_of(spec, precision)
         if spec is not None and spec.mem_bw_gbs and peak:
             axes.plot(intensities, roof(spec.mem_bw_gbs, peak), "--", color=colour, linewidth=0.8)
-    lowest = attainable_tflops(_INTENSITIES[0], limits.gb_per_s, math.inf)
+    lowest = attainable_tflops(INTENSITIES[0], limits.gb_per_s, math.inf)
     axes.set_ylim(bottom=lowest / 2)

@@ -113,12 +113,22 @@ def read(path: str | os.PathLike[str]) -> list[MicroRow]:
         raise MicroSchemaError(f"{path}, line {rows.line_num}: {error}") from error
 
 
+def has_header(path: str | os.PathLike[str]) -> bool:
+    """Whether a file's first line is that of a micro.csv, of this schema or another one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return {"benchmark", "case", "rate"} <= set(file.readline().rstrip("\n").split(","))
+
+
 def _check_header(path: str | os.PathLike[str], content: bytes) -> None:
     """Raises MicroSchemaError unless the first line is this schema's header."""
     if not content.startswith(_HEADER.encode()):
         raise MicroSchemaError(
             f"{path} does not have the columns of micro.csv version {SCHEMA_VERSION}. The file was not "
-            "changed: move it away or choose another --results_dir"
+            "changed: move it away, or let tfbench.micro write to another --results_dir"
         )
 
 

@@ -22,6 +22,9 @@ from tfbench.microbench.case import Case, Machine, NotPossibleError, Result, med
 
 BENCHMARKS = ("matmul", "conv", "memory", "all_reduce", "input", "launch")
 _SAMPLE_PERIOD_S = 0.1  # a case may last no longer than half a second
+_NUMBERS = ("rate", "95 %", "of peak", "error", "MHz", "W")  # columns of the tables shown
+_WIDE_ONLY = ("95 %", "error", "MHz", "W")
+_WIDE_TABLE = 120  # characters
 
 log = logging.getLogger("tfbench")
 
@@ -111,7 +114,8 @@ def run(
             done.append(row)
             bar.end(row)
             if position + 1 == len(todo) or todo[position + 1].benchmark != case.benchmark:
-                display.console.print(table([r for r in done if r.benchmark == case.benchmark]))
+                alike = [each for each in done if each.benchmark == case.benchmark]
+                display.console.print(table(alike, display.console.width))
         problems = sampler.problems
     for problem in problems:
         display.warn(problem)
@@ -183,27 +187,32 @@ def filled(result: Result, known: dict[str, Any], sensors: TelemetrySummary) -> 
     )
 
 
-def table(shown: Sequence[rows.MicroRow]) -> Table:
-    """The rows of one benchmark; what is not possible says why."""
+def table(shown: Sequence[rows.MicroRow], width: int) -> Table:
+    """The rows of one benchmark; what is not possible says why.
+
+    Args:
+        shown: at least one row.
+        width: of the terminal; a narrow one is spared what only the file has then.
+    """
     made = Table(title=Text(shown[0].benchmark), title_justify="left", pad_edge=False)
-    for name in ("case", "format", "engine"):
-        made.add_column(name, overflow="fold")
-    for name in ("rate", "95 %", "of peak", "error", "MHz", "W"):
+    wide = width >= _WIDE_TABLE
+    made.add_column("case", overflow="fold", min_width=14)
+    made.add_column("format", no_wrap=True)
+    made.add_column("engine", no_wrap=True)
+    for name in _NUMBERS if wide else (each for each in _NUMBERS if each not in _WIDE_ONLY):
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("remark", overflow="fold", style="dim")
+    made.add_column("remark", overflow="fold", min_width=14, style="dim")
     for row in shown:
         interval = "" if row.low is None else f"{row.low:,.4g} to {row.high:,.4g}"
-        cells = (
-            row.case,
-            row.precision or "",
-            row.engine or "",
-            "" if row.rate is None else f"{row.rate:,.4g} {row.unit}",
-            interval,
-            "" if row.share_of_peak is None else f"{row.share_of_peak:.1%}",
-            "" if row.relative_error is None else f"{row.relative_error:.1e}",
-            "" if row.sm_clock_mhz_mean is None else f"{row.sm_clock_mhz_mean:,.0f}",
-            "" if row.power_w_mean is None else f"{row.power_w_mean:,.0f}",
-            "; ".join(filter(None, (row.note, row.evidence, row.throttle_reasons))),
-        )
-        made.add_row(*map(Text, cells))
+        numbers = {
+            "rate": "" if row.rate is None else f"{row.rate:,.4g} {row.unit}",
+            "95 %": interval,
+            "of peak": "" if row.share_of_peak is None else f"{row.share_of_peak:.1%}",
+            "error": "" if row.relative_error is None else f"{row.relative_error:.1e}",
+            "MHz": "" if row.sm_clock_mhz_mean is None else f"{row.sm_clock_mhz_mean:,.0f}",
+            "W": "" if row.power_w_mean is None else f"{row.power_w_mean:,.0f}",
+        }
+        remark = "; ".join(filter(None, (row.note, row.evidence, row.throttle_reasons)))
+        kept = [text for name, text in numbers.items() if wide or name not in _WIDE_ONLY]
+        made.add_row(*map(Text, (row.case, row.precision or "", row.engine or "", *kept, remark)))
     return made

@@ -1,5 +1,6 @@
 """Windows over calls that queue work on the devices. Imports TensorFlow when it is used."""
 
+import time
 from collections.abc import Callable
 
 from tfbench import devices
@@ -34,6 +35,29 @@ def time_calls(call: Callable[[], object], seconds: float, windows: int = WINDOW
     calls = max(1, round(calls * seconds / windows / taken_s))
     timer = WindowTimer(devices.synchronize)
     for _ in range(windows):
+        with timer.window() as counted:
+            _repeat(call, calls)
+            counted.add(calls, calls)
+    return tuple(timer.windows)
+
+
+def time_rested_calls(
+    call: Callable[[], object], calls: int, rest_s: float, windows: int = WINDOWS
+) -> tuple[Window, ...]:
+    """Times a few calls at a time after a rest, before the card is warm and its power limit slows it down.
+
+    Args:
+        call: queues the work.
+        calls: in a window, behind an untimed one that wakes the card.
+        rest_s: before each window.
+        windows: how many.
+    """
+    call()
+    timer = WindowTimer(devices.synchronize)
+    for _ in range(windows):
+        devices.synchronize()
+        time.sleep(rest_s)
+        call()
         with timer.window() as counted:
             _repeat(call, calls)
             counted.add(calls, calls)

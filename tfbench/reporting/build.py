@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from tfbench.reporting import compare, cost, machines, sections, sensors
+from tfbench.microbench.rows import MicroRow
+from tfbench.reporting import ceilings, compare, cost, machines, sections, sensors
 from tfbench.reporting.document import Report
 from tfbench.reporting.load import Run
 from tfbench.reporting.naming import machine_names
@@ -14,15 +15,17 @@ def build(
     comparisons: Sequence[compare.Comparison] = (),
     baseline: str = "",
     plan: cost.Plan | None = None,
+    measured: Sequence[MicroRow] = (),
 ) -> Report:
     """Every section, those without data with a line that says which run would fill them.
 
     Args:
-        runs: at least one.
+        runs: at least one, or there is something measured.
         sentences: on what was read.
         comparisons: with the baseline; empty: none was asked for.
         baseline: its file.
         plan: prices and what to compute from them; None: there are no prices.
+        measured: rows of micro.csv files.
     """
     rows = [run.row for run in runs]
     good = [row for row in rows if compare.usable(row)]
@@ -45,6 +48,7 @@ def build(
             sections.parts(good, names),
             sections.energy(good, names),
             cost.section(good, plan, names),
+            ceilings.section(measured, rows),
             sensors.over_time(runs, names),
             machines.flagged(good, names),
             machines.failed(rest),

@@ -99,6 +99,8 @@ class LineChart:
         doubling: equal steps along x are equal factors.
         from_zero: heights start at 0.
         spans: parts of x that are shaded.
+        log_log: equal steps along both axes are equal factors, and powers of ten are named; all values are
+            above 0.
         dots: each point is marked, can be pointed at by itself, and has its x named below; else x has round
             numbers, and a place in the picture says what every line is there.
     """
@@ -111,6 +113,7 @@ class LineChart:
     from_zero: bool = True
     spans: Sequence[tuple[float, float]] = ()
     dots: bool = True
+    log_log: bool = False
 
 
 Chart = BarChart | LineChart

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from tfbench import records
 from tfbench.measure import gpm
+from tfbench.microbench import rows as micro_rows
+from tfbench.microbench.rows import MicroRow
 from tfbench.records import RunRecord
 
 Spans = list[tuple[float, float]]  # (start, end), seconds
@@ -60,6 +62,51 @@ def read_runs(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[Run], list[
         again = f", {known} of them already read" if known else ""
         sentences.append(f"{file}: {len(rows)} row{'' if len(rows) == 1 else 's'}{again}")
     return sorted(runs.values(), key=lambda run: run.row.started_at or ""), sentences
+
+
+def is_micro(path: str | os.PathLike[str]) -> bool:
+    """Whether a file of the command line holds measurements of tfbench.micro, not runs.
+
+    Told by its name or its header; a folder is one of them where it holds a micro.csv and no runs.csv.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return (path / "micro.csv").is_file() and not (path / "runs.csv").exists()
+    return path.is_file() and (path.name == "micro.csv" or micro_rows.has_header(path))
+
+
+def read_micro(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[MicroRow], list[str]]:
+    """Every row of the micro.csv files that are named, and of those that lie beside the results files.
+
+    Args:
+        paths: as the command line has them.
+
+    Returns:
+        The rows, each once, and sentences on what was read. One that nobody named and that cannot be read is
+        left out with a sentence.
+
+    Raises:
+        MicroSchemaError: a file that was named holds no rows of this schema.
+        OSError: a file that was named cannot be read.
+    """
+    found: dict[tuple[object, ...], MicroRow] = {}
+    sentences: dict[Path, str] = {}
+    for path in map(Path, paths):
+        named = is_micro(path)
+        file = path if named and path.is_file() else (path if path.is_dir() else path.parent) / "micro.csv"
+        if file.resolve() in sentences or not (named or file.is_file()):
+            continue
+        try:
+            rows = micro_rows.read(file) if file.stat().st_size else []
+        except (micro_rows.MicroSchemaError, OSError) as error:
+            if named:
+                raise
+            sentences[file.resolve()] = f"left out: {error}"
+            continue
+        for row in rows:
+            found.setdefault((row.run_id, row.benchmark, row.case, row.precision, row.engine), row)
+        sentences[file.resolve()] = f"{file}: {len(rows)} row{'' if len(rows) == 1 else 's'} of tfbench.micro"
+    return list(found.values()), list(sentences.values())
 
 
 def read_windows(run: Run) -> Spans:

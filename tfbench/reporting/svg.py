@@ -165,11 +165,12 @@ def _x_axis(chart: LineChart) -> tuple[Callable[[float], float], list[float]]:
     values = sorted(
         {point.x for line in chart.lines for point in line.points} | {x for s in chart.spans for x in s}
     )
-    scale: Callable[[float], float] = math.log2 if chart.doubling else float
+    scale: Callable[[float], float] = math.log2 if chart.doubling or chart.log_log else float
     first, last = scale(values[0]), scale(values[-1])
     inset = 14 if chart.dots else 0  # so that first and last points keep clear of the edges
     width = WIDTH - _LEFT - _RIGHT - 2 * inset
     ticks = _apart(values, scale) if chart.dots else round_numbers(values[0], values[-1], 5)
+    ticks = _powers_of_ten(values[0], values[-1]) if chart.log_log else ticks
 
     def place(x: float) -> float:
         share = (scale(x) - first) / (last - first) if last > first else 0.5
@@ -188,15 +189,26 @@ def _apart(values: Sequence[float], scale: Callable[[float], float]) -> list[flo
     return kept
 
 
+def _powers_of_ten(low: float, high: float) -> list[float]:
+    """From at most `low` to at least `high`, two or more."""
+    first = math.floor(math.log10(low))
+    return [10.0**power for power in range(first, max(math.ceil(math.log10(high)), first + 1) + 1)]
+
+
 def _y_axis(chart: LineChart) -> tuple[Callable[[float], float], list[float]]:
     """Where a y lies, and which are named: round numbers from below the least to above the most."""
     points = [point for line in chart.lines for point in line.points]
     heights = [v for p in points for v in (p.y, p.low, p.high) if v is not None]
-    low, high = (0.0 if chart.from_zero else min(heights)), max(heights)
-    ticks = round_numbers(low, high, 4, outside=True)
+    scale: Callable[[float], float] = math.log10 if chart.log_log else float
+    if chart.log_log:
+        ticks = _powers_of_ten(min(heights), max(heights))
+    else:
+        low, high = (0.0 if chart.from_zero else min(heights)), max(heights)
+        ticks = round_numbers(low, high, 4, outside=True)
+    bottom, top = scale(ticks[0]), scale(ticks[-1])
 
     def place(y: float) -> float:
-        return _TOP + _PLOT_HEIGHT * (1 - (y - ticks[0]) / (ticks[-1] - ticks[0]))
+        return _TOP + _PLOT_HEIGHT * (1 - (scale(y) - bottom) / (top - bottom))
 
     return place, ticks
 
