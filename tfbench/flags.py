@@ -7,6 +7,7 @@ from typing import Any
 from absl import flags
 
 from tfbench.config import (
+    ATTENTIONS,
     CACHES,
     COLLECTIVES,
     LEARNING_RATE_SCHEDULES,
@@ -69,6 +70,13 @@ flags.DEFINE_enum(
     "precision", None, list(PRECISIONS), "Number format. Default: the fastest that the device runs well."
 )
 flags.DEFINE_bool("xla", None, "Compile the step with XLA. Default: on a GPU.")
+flags.DEFINE_enum(
+    "attention",
+    None,
+    ATTENTIONS,
+    "Of text models. fused: one kernel each way, the scores stay out of memory; plain: the formula. "
+    "Default: fused where it can run: half precision with XLA on GPUs of compute capability 8.0.",
+)
 flags.DEFINE_enum(
     "collectives",
     "outside",
