@@ -229,7 +229,7 @@ def test_sizes_that_tensor_cores_dislike_are_named(choices, named):
         ({"model": "bert_tiny", "image_size": 64}, "--image_size=64: bert_tiny reads text: --seq_length"),
         ({"model": "bert_tiny", "seq_length": 4096}, "--seq_length=4096: at most 512 for bert_tiny"),
         ({"dropout": 0.1}, "--dropout=0.1: resnet50 has no dropout: 0"),
-        ({"attention": "plain"}, "--attention=plain: resnet50 has none: leave the flag out"),
+        ({"kernels": "plain"}, "--kernels=plain: resnet50 has no choice: leave the flag out"),
         ({"data": "imagenet"}, "--data=imagenet: one of synthetic, digits, pydoc, tfds:ARGUMENT"),
         ({"data": "tfds:"}, "--data=tfds:: tfds needs an argument"),
         ({"data": "pydoc"}, "--data=pydoc: pydoc has text, resnet50 reads images: digits"),
@@ -250,12 +250,12 @@ def test_what_the_model_or_the_data_rules_out(choices, message):
         (H200, {}, "fused"),
         (H200, {"precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
         (gpu(compute_capability=(8, 0)), {}, "fused"),
-        (H200, {"attention": "plain"}, "plain"),
+        (H200, {"kernels": "plain"}, "plain"),
         (H200, {"model": "resnet50"}, None),
     ],
 )
-def test_attention_is_fused_where_it_can_be(card, choices, expected):
-    assert config_of(machine(card), **{"model": "bert_base"} | choices).attention == expected
+def test_kernels_are_fused_where_they_can_be(card, choices, expected):
+    assert config_of(machine(card), **{"model": "bert_base"} | choices).kernels == expected
 
 
 HALF = "goes with --precision=mixed_float16 or mixed_bfloat16"
@@ -274,14 +274,14 @@ AMPERE = "needs compute capability 8.0, this GPU's is"
         (machine(H200), {"seq_length": 96}, "goes with a --seq_length that is a multiple of 64, not 96"),
     ],
 )
-def test_attention_is_plain_elsewhere_and_fused_is_refused(here, choices, why):
-    assert config_of(here, model="bert_base", **choices).attention == "plain"
+def test_kernels_are_plain_elsewhere_and_fused_is_refused(here, choices, why):
+    assert config_of(here, model="bert_base", **choices).kernels == "plain"
     with pytest.raises(ConfigError) as refused:
-        config_of(here, model="bert_base", attention="fused", **choices)
-    assert str(refused.value) == f"--attention=fused: {why}; --attention=plain runs everywhere"
+        config_of(here, model="bert_base", kernels="fused", **choices)
+    assert str(refused.value) == f"--kernels=fused: {why}; --kernels=plain runs everywhere"
 
 
-def test_attention_of_other_head_widths_is_plain():
+def test_kernels_for_other_head_widths_are_plain():
     assert {spec.head_size for spec in MODELS.values()} == {None, 64}
     config = config_of(machine(H200), model="bert_base")
     assert obstacle(config, 32, (9, 0)) == "needs heads of width 64, this model's have 32"

@@ -45,7 +45,7 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     sized = sizes | chosen
     config = BenchmarkConfig(**_other_defaults(spec, sized, bool(gpus)) | sized | {"gpus": gpus})
     _refuse_sizes(config, spec)
-    config = dataclasses.replace(config, attention=_attention(config, spec, compute_capability))
+    config = dataclasses.replace(config, kernels=_kernels(config, spec, compute_capability))
     dataset_spec, _ = parse(config.data)
     dataset_spec.check(config, spec)
     require_image_files(config, dataset_spec)
@@ -161,22 +161,22 @@ def _refuse_sizes(config: BenchmarkConfig, spec: ModelSpec) -> None:
         raise ConfigError("dropout", config.dropout, f"{spec.name} has no dropout: 0")
 
 
-def _attention(
+def _kernels(
     config: BenchmarkConfig, spec: ModelSpec, compute_capability: tuple[int, int] | None
 ) -> str | None:
-    """How the run computes its attention: fused where that can run and nothing else is asked for.
+    """Whose kernels the run takes: fused ones where they can run and nothing else is asked for.
 
     Raises:
-        ConfigError: fused where it cannot run, or a model that has no attention.
+        ConfigError: fused where they cannot run, or a model that has none.
     """
     if spec.head_size is None:
-        if config.attention is not None:
-            raise ConfigError("attention", config.attention, f"{spec.name} has none: leave the flag out")
+        if config.kernels is not None:
+            raise ConfigError("kernels", config.kernels, f"{spec.name} has no choice: leave the flag out")
         return None
     why_not = obstacle(config, spec.head_size, compute_capability)
-    if config.attention == "fused" and why_not:
-        raise ConfigError("attention", config.attention, f"{why_not}; --attention=plain runs everywhere")
-    return config.attention or ("plain" if why_not else "fused")
+    if config.kernels == "fused" and why_not:
+        raise ConfigError("kernels", config.kernels, f"{why_not}; --kernels=plain runs everywhere")
+    return config.kernels or ("plain" if why_not else "fused")
 
 
 def _doubts(config: BenchmarkConfig, compute_capability: tuple[int, int] | None) -> list[str]:

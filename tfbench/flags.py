@@ -7,9 +7,9 @@ from typing import Any
 from absl import flags
 
 from tfbench.config import (
-    ATTENTIONS,
     CACHES,
     COLLECTIVES,
+    KERNELS,
     LEARNING_RATE_SCHEDULES,
     ON_BAD_RECORD,
     SCALING_MODES,
@@ -71,11 +71,11 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_bool("xla", None, "Compile the step with XLA. Default: on a GPU.")
 flags.DEFINE_enum(
-    "attention",
+    "kernels",
     None,
-    ATTENTIONS,
-    "Of text models. fused: one kernel each way, the scores stay out of memory; plain: the formula. "
-    "Default: fused where it can run: half precision with XLA on GPUs of compute capability 8.0.",
+    KERNELS,
+    "Of text models. fused: the attention in kernels of tfbench's own, its scores stay out of memory; plain: "
+    "XLA's. Default: fused where that can run, in half precision with XLA on GPUs from Ampere on.",
 )
 flags.DEFINE_enum(
     "collectives",

@@ -34,7 +34,7 @@ class Kernel:
 def obstacle(
     config: BenchmarkConfig, head_size: int, compute_capability: tuple[int, int] | None
 ) -> str | None:
-    """Why the fused attention cannot run; None where it can.
+    """Why the fused kernels cannot run; None where they can.
 
     Args:
         config: of a text model's run.

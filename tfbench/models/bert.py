@@ -53,7 +53,7 @@ def _build(shape: BertShape, config: BenchmarkConfig) -> Any:
         raise ConfigError(
             "seq_length", config.seq_length, f"at most {shape.max_positions} for {config.model}"
         )
-    return Bert(shape, config.dropout, fused=config.attention == "fused")
+    return Bert(shape, config.dropout, fused=config.kernels == "fused")
 
 
 def _loss(model: Any, batch: dict[str, Any], training: bool, seed: Any) -> Any:
