@@ -12,6 +12,7 @@ from tfbench.kernels import Kernel
 from tfbench.kernels import call as kernel_call
 from tfbench.models import attention as attention_module
 from tfbench.models.attention import fused_attention, plain_attention
+from tfbench.models.layers import dropout_keys
 
 BATCH, LENGTH, HEADS, SIZE = 2, 8, 3, 4
 SEED, PLACE = tf.constant([7, -9]), 5
@@ -74,7 +75,7 @@ def result_and_gradient(attention: Any, rate: float) -> tuple[np.ndarray, np.nda
 
 def expected(rate: float) -> tuple[np.ndarray, np.ndarray]:
     qkv, bias, upstream = inputs()
-    keys = attention_module._dropout_keys(rate, SEED, PLACE)
+    keys = dropout_keys(rate, SEED, PLACE)
     split = upstream.numpy().reshape(BATCH, LENGTH, HEADS, SIZE)
     result = forward(qkv, bias, keys, rate).reshape(BATCH, LENGTH, HEADS * SIZE)
     return result, backward(qkv, bias, keys, rate, split)
@@ -87,7 +88,7 @@ def test_plain_attention_is_the_formula(rate: float) -> None:
 
 
 def test_dropout_keys_are_the_masks_of_dropout() -> None:
-    mask = mask_of(attention_module._dropout_keys(0.25, SEED, PLACE), (4, 100))
+    mask = mask_of(dropout_keys(0.25, SEED, PLACE), (4, 100))
     dropped = attention_module.dropout(tf.ones((4, 100)), 0.25, SEED, PLACE).numpy()
     np.testing.assert_array_equal(mask, dropped > 0)
     assert 0 < mask.mean() < 1

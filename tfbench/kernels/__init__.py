@@ -17,7 +17,7 @@ class Kernel:
     Attributes:
         name: of its function in `ir`.
         ir: its text, TTIR.
-        block: places of the sequence that one program computes.
+        block: places of the sequence, or rows, that one program computes.
         num_warps: of a program.
         num_stages: loads under way at once in its loops.
         keeps_statistics: whether it writes the softmax's statistics for the backward kernel.

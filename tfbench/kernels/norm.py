@@ -6,9 +6,10 @@ A program takes ROWS rows, TILE at a time: grid (M / ROWS, 1, 1). Arguments are 
 tensors:
 
     x, y, total, out, d_out, d_total, d_y  half [M, FEATURES]
-    bias, gamma, beta                      float32 [FEATURES]
-    settings  uint32 [4]: start and second of the mask's hash (`tfbench.models.layers.dropout`), the threshold
-              below which an element is dropped, rate · 2**32, and the bits of the norm's float32 epsilon
+    bias, gamma, beta  float32 [FEATURES]
+    keys      uint32 [3]: start and second of the mask's hash (`tfbench.models.layers.dropout`), and the
+              threshold below which an element is dropped, rate · 2**32
+    epsilon   float32 [1], added to the variance
     partial   float32 [M / ROWS, 3, FEATURES]: each program's sums for gamma's, beta's and the bias' gradient
 
 Everything is rounded to half where the formula in TensorFlow rounds; the norm is float32. BLOCK is the power of
@@ -28,32 +29,32 @@ def _kept(bits, second, threshold):
 
 
 @triton.jit
-def _mask(settings, rows, columns, FEATURES: tl.constexpr):
+def _mask(keys, rows, columns, FEATURES: tl.constexpr):
     """Which elements of the rows dropout keeps: [TILE, BLOCK]."""
-    row_bits = (rows * FEATURES).to(tl.uint32) * 0x9E3779B9 + tl.load(settings)
+    row_bits = (rows * FEATURES).to(tl.uint32) * 0x9E3779B9 + tl.load(keys)
     bits = row_bits + columns.to(tl.uint32) * 0x9E3779B9
-    return _kept(bits, tl.load(settings + 1), tl.load(settings + 2))
+    return _kept(bits, tl.load(keys + 1), tl.load(keys + 2))
 
 
 @triton.jit
-def _keep_scale(settings, like):
+def _keep_scale(keys, like):
     """1 / (1 - rate), rounded as dropout rounds it."""
-    return (1 / (1 - tl.load(settings + 2).to(tl.float32) * 2.0**-32)).to(like).to(tl.float32)
+    return (1 / (1 - tl.load(keys + 2).to(tl.float32) * 2.0**-32)).to(like).to(tl.float32)
 
 
 @triton.jit
-def _normal(total, settings, inside, FEATURES: tl.constexpr):
+def _normal(total, epsilon, inside, FEATURES: tl.constexpr):
     """Rows shifted and scaled to mean 0 and variance 1, and the scales: float32 [TILE, BLOCK], [TILE, 1]."""
     mean = tl.sum(total, 1, keep_dims=True) * (1 / FEATURES)
     centred = tl.where(inside, total - mean, 0.0)
     variance = tl.sum(centred * centred, 1, keep_dims=True) * (1 / FEATURES)
-    inverse = 1 / tl.sqrt(variance + tl.load(settings + 3).to(tl.float32, bitcast=True))
+    inverse = 1 / tl.sqrt(variance + tl.load(epsilon))
     return centred * inverse, inverse
 
 
 @triton.jit
 def forward(
-    x, y, bias, gamma, beta, settings, total, out,
+    x, y, bias, gamma, beta, keys, epsilon, total, out,
     FEATURES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """total = x + dropout(y + bias); out = layer norm of total · gamma + beta."""
@@ -62,21 +63,21 @@ def forward(
     inside = columns < FEATURES
     shift = tl.load(bias + columns, inside, 0.0).to(half).to(tl.float32)
     scale, offset = tl.load(gamma + columns, inside, 0.0), tl.load(beta + columns, inside, 0.0)
-    keep_scale = _keep_scale(settings, half)
+    keep_scale = _keep_scale(keys, half)
     for first in range(0, ROWS, TILE):
         rows = tl.program_id(0) * ROWS + first + tl.arange(0, TILE)[:, None]
         place = rows.to(tl.int64) * FEATURES + columns
         branch = (tl.load(y + place, inside, 0.0).to(tl.float32) + shift).to(half).to(tl.float32)
-        branch = tl.where(_mask(settings, rows, columns, FEATURES), branch * keep_scale, 0.0).to(half)
+        branch = tl.where(_mask(keys, rows, columns, FEATURES), branch * keep_scale, 0.0).to(half)
         sums = (tl.load(x + place, inside, 0.0).to(tl.float32) + branch.to(tl.float32)).to(half)
         tl.store(total + place, sums, inside)
-        normal, _ = _normal(sums.to(tl.float32), settings, inside, FEATURES)
+        normal, _ = _normal(sums.to(tl.float32), epsilon, inside, FEATURES)
         tl.store(out + place, (normal * scale + offset).to(half), inside)
 
 
 @triton.jit
 def backward(
-    total, d_out, gamma, settings, d_total, d_y, partial,
+    total, d_out, gamma, keys, epsilon, d_total, d_y, partial,
     FEATURES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x, which is that of total, of y, and the parameters' in parts."""
@@ -84,7 +85,7 @@ def backward(
     columns = tl.arange(0, BLOCK)[None, :]
     inside = columns < FEATURES
     scale = tl.load(gamma + columns, inside, 0.0)
-    keep_scale = _keep_scale(settings, half)
+    keep_scale = _keep_scale(keys, half)
     d_gamma = tl.zeros([1, BLOCK], tl.float32)
     d_beta = tl.zeros([1, BLOCK], tl.float32)
     d_bias = tl.zeros([1, BLOCK], tl.float32)
@@ -93,13 +94,13 @@ def backward(
         place = rows.to(tl.int64) * FEATURES + columns
         sums = tl.load(total + place, inside, 0.0).to(tl.float32)
         upstream = tl.load(d_out + place, inside, 0.0).to(tl.float32)
-        normal, inverse = _normal(sums, settings, inside, FEATURES)
+        normal, inverse = _normal(sums, epsilon, inside, FEATURES)
         scaled = upstream * scale
         mean = tl.sum(scaled, 1, keep_dims=True) * (1 / FEATURES)
         along = tl.sum(scaled * normal, 1, keep_dims=True) * (1 / FEATURES)
         down = (inverse * (scaled - mean - normal * along)).to(half)
         tl.store(d_total + place, down, inside)
-        kept = _mask(settings, rows, columns, FEATURES)
+        kept = _mask(keys, rows, columns, FEATURES)
         passed = tl.where(kept, down.to(tl.float32) * keep_scale, 0.0).to(half)
         tl.store(d_y + place, passed, inside)
         d_gamma += tl.sum(upstream * normal, 0, keep_dims=True)

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfbench.kernels import Kernel, attention_kernels
-from tfbench.models.layers import dropout, mask_keys, softmax
+from tfbench.models.layers import dropout, dropout_keys, softmax
 
 
 def plain_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: int) -> Any:
@@ -36,7 +36,7 @@ def fused_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: int) -> 
     """
     _, length, _, heads, size = qkv.shape
     forward, backward = attention_kernels(qkv.dtype.name, length, size, bool(rate))
-    keys = _dropout_keys(rate, seed, place)
+    keys = dropout_keys(rate, seed, place)
 
     @tf.custom_gradient
     def attend(qkv: Any) -> Any:
@@ -63,13 +63,6 @@ def _launch(kernel: Kernel, operands: Sequence[Any], outputs: Sequence[tf.Tensor
     batch, length, _, heads, _ = operands[0].shape
     grid = (heads, batch, length // kernel.block)
     return triton_call(kernel.name, kernel.ir, operands, outputs, grid, kernel.num_warps, kernel.num_stages)
-
-
-def _dropout_keys(rate: float, seed: Any, place: int) -> Any:
-    """What the kernels make the mask of, uint32 [3]: the hash's two keys, and where dropping ends."""
-    if not rate:
-        return tf.zeros(3, tf.uint32)
-    return tf.stack([*mask_keys(seed, place), tf.constant(int(rate * 2**32), tf.uint32)])
 
 
 def _joined(heads: Any) -> Any:

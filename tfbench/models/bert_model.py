@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfbench.models.attention import fused_attention, plain_attention
 from tfbench.models.bert import BertShape
 from tfbench.models.layers import LayerNorm, Linear, dropout, embedding_lookup, gelu
+from tfbench.models.residual_norm import fused_residual_norm, plain_residual_norm
 
 LAYER_NORM_EPSILON = 1e-12  # the published models'
 # Added to the score of a padded place, in float32: far below any score, and finite, so that a row
@@ -19,7 +20,7 @@ class Bert(keras.Model):
     """Batch dict (see ModelSpec; `token_type_ids` [B, S] optional, else 0) → float32 logits [B, K, vocab].
 
     The head runs at the masked places only; its output matrix is the word embedding. `fused`: see
-    `tfbench.models.attention`.
+    `tfbench.models.attention` and `tfbench.models.residual_norm`.
     """
 
     def __init__(self, shape: BertShape, dropout_rate: float = 0.1, fused: bool = False):
@@ -72,6 +73,7 @@ class EncoderBlock(keras.layers.Layer):
         super().__init__(autocast=False)  # Keras would cast score_bias too: MASKED_SCORE is -inf in float16
         self.heads, self.rate, self.first_place = shape.heads, dropout_rate, first_place
         self.attention = fused_attention if fused else plain_attention
+        self.residual_norm = fused_residual_norm if fused else plain_residual_norm
         hidden = shape.hidden
         self.query_key_value = Linear(hidden, 3 * hidden)  # one product instead of three
         self.attention_output = Linear(hidden, hidden)
@@ -84,10 +86,14 @@ class EncoderBlock(keras.layers.Layer):
     def call(self, x: Any, score_bias: Any, training: bool = False, seed: Any = None) -> Any:
         """[B, S, hidden] → [B, S, hidden]; `score_bias` is float32 [B, S]."""
         rate = self.rate if training else 0.0
-        attended = self.attention_output(self._attend(x, score_bias, rate, seed))
-        x = self.attention_norm(x + dropout(attended, rate, seed, self.first_place + 1))
-        inner = self.output_projection(gelu(self.intermediate(x)))
-        return self.output_norm(x + dropout(inner, rate, seed, self.first_place + 2))
+        heads = self._attend(x, score_bias, rate, seed)
+        x = self.residual_norm(
+            x, heads, self.attention_output, self.attention_norm, rate, seed, self.first_place + 1
+        )
+        inner = gelu(self.intermediate(x))
+        return self.residual_norm(
+            x, inner, self.output_projection, self.output_norm, rate, seed, self.first_place + 2
+        )
 
     def _attend(self, x: Any, score_bias: Any, rate: float, seed: Any) -> Any:
         """Every head's mean of the values, weighted by how its queries fit the keys: [B, S, hidden]."""
