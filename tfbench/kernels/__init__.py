@@ -1,0 +1,67 @@
+"""GPU kernels of tfbench's own: Triton's intermediate representation, which XLA compiles. TensorFlow-free."""
+
+import dataclasses
+
+from tfbench.config import BenchmarkConfig
+
+HEAD_SIZE = 64  # of every published BERT
+LEAST_COMPUTE_CAPABILITY = (8, 0)  # of the cards that XLA compiles Triton kernels for
+TILE_LENGTH = 128  # tokens whose scores of one head fit a program's registers
+BLOCK = 64  # queries, or keys, of a program where they do not
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel and how it is launched.
+
+    Attributes:
+        name: of its function in `ir`.
+        ir: its text, TTIR.
+        block: places of the sequence that one program computes.
+        num_warps: of a program.
+        num_stages: loads under way at once in its loops.
+        keeps_statistics: whether it writes the softmax's statistics for the backward kernel.
+    """
+
+    name: str
+    ir: str
+    block: int
+    num_warps: int
+    num_stages: int
+    keeps_statistics: bool = False
+
+
+def obstacle(
+    config: BenchmarkConfig, head_size: int, compute_capability: tuple[int, int] | None
+) -> str | None:
+    """Why the fused kernels cannot run; None where they can.
+
+    Args:
+        config: of a text model's run.
+        head_size: width of a head.
+        compute_capability: the least of the GPUs used; None without one or where it is not known.
+    """
+    if not (config.gpus and config.xla):
+        return "goes with --xla on GPUs only"
+    if not config.precision.startswith("mixed"):
+        return f"goes with --precision=mixed_float16 or mixed_bfloat16, not {config.precision}"
+    if compute_capability is None or compute_capability < LEAST_COMPUTE_CAPABILITY:
+        version = "unknown" if compute_capability is None else ".".join(map(str, compute_capability))
+        return f"needs compute capability 8.0, this GPU's is {version}"
+    if head_size != HEAD_SIZE:
+        return f"needs heads of width {HEAD_SIZE}, this model's have {head_size}"
+    if config.seq_length is None or config.seq_length % BLOCK:
+        return f"goes with a --seq_length that is a multiple of {BLOCK}, not {config.seq_length}"
+    return None
+
+
+def attention_kernels(dtype: str, seq_length: int, head_size: int, drops: bool) -> tuple[Kernel, Kernel]:
+    """The fused attention's forward and backward kernel.
+
+    Args:
+        dtype: of its tensors, float16 or bfloat16.
+        seq_length: tokens, a multiple of BLOCK.
+        head_size: HEAD_SIZE.
+        drops: whether there is dropout.
+    """
+    raise NotImplementedError

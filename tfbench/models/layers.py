@@ -155,11 +155,16 @@ def dropout(x: Any, rate: float, seed: Any, place: int) -> Any:
     """
     if not rate:
         return x
-    first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
-    start = _mixed(first + tf.constant(place * ODD % 2**32, tf.uint32), second)
+    start, second = mask_keys(seed, place)
     bits = _element_numbers(x.shape) * tf.constant(GOLDEN_RATIO, tf.uint32) + start
     keep = _mixed(bits, second) >= tf.constant(int(rate * 2**32), tf.uint32)
     return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
+
+
+def mask_keys(seed: Any, place: int) -> tuple[Any, Any]:
+    """Where the sequence of a dropout's bits starts, and the second key of its hash: uint32 scalars."""
+    first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
+    return _mixed(first + tf.constant(place * ODD % 2**32, tf.uint32), second), second
 
 
 GOLDEN_RATIO = 0x9E3779B9  # odd, 2**32 over the golden ratio: Weyl's sequence spreads neighbours apart
