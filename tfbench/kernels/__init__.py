@@ -8,6 +8,9 @@ HEAD_SIZE = 64  # of every published BERT
 LEAST_COMPUTE_CAPABILITY = (8, 0)  # of the cards that XLA compiles Triton kernels for
 TILE_LENGTH = 128  # tokens whose scores of one head fit a program's registers
 BLOCK = 64  # queries, or keys, of a program where they do not
+NORM_FEATURES = (128, 768, 1024)  # hidden sizes of the BERTs here
+NORM_ROWS = 4  # of a program of the norm's forward kernel
+NORM_SUM_ROWS = 64  # of the backward one's, which writes sums over them; divides what a batch has: see BLOCK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,4 +67,20 @@ def attention_kernels(dtype: str, seq_length: int, head_size: int, drops: bool) 
         head_size: HEAD_SIZE.
         drops: whether there is dropout.
     """
+    raise NotImplementedError
+
+
+def norm_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
+    """The forward and backward kernel of bias, dropout, residual sum and layer norm.
+
+    Args:
+        dtype: of its tensors, float16 or bfloat16.
+        features: one of NORM_FEATURES.
+
+    Raises:
+        ValueError: other features.
+    """
+    if features not in NORM_FEATURES:
+        known = ", ".join(map(str, NORM_FEATURES))
+        raise ValueError(f"fused norm of {features} features: one of {known} is accepted")
     raise NotImplementedError

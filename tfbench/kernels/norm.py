@@ -53,7 +53,7 @@ def _normal(total, epsilon, inside, FEATURES: tl.constexpr):
 
 
 @triton.jit
-def forward(
+def norm_forward(
     x, y, bias, gamma, beta, keys, epsilon, total, out,
     FEATURES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def forward(
 
 
 @triton.jit
-def backward(
+def norm_backward(
     total, d_out, gamma, keys, epsilon, d_total, d_y, partial,
     FEATURES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

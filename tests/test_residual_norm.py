@@ -1,0 +1,142 @@
+"""The end of a transformer's branch by the formula and fused, and what the kernels compute."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import step_helpers  # before TensorFlow starts its devices
+import tensorflow as tf
+
+from tfbench.kernels import Kernel
+from tfbench.kernels import call as kernel_call
+from tfbench.models import residual_norm
+from tfbench.models.layers import LayerNorm, Linear
+from tfbench.models.residual_norm import fused_residual_norm, plain_residual_norm
+
+SHAPE, INNER, EPSILON = (2, 6, 10), 5, 1e-3
+SEED, PLACE = tf.constant([7, -9]), 5
+
+
+def mask_of(keys: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Which elements are kept, from the three numbers that the kernels get: the hash in Python's integers."""
+    start, second, threshold = (int(key) for key in np.asarray(keys))
+
+    def kept(number: int) -> bool:
+        bits = (number * 0x9E3779B9 + start) % 2**32
+        bits = ((bits ^ bits >> 16) * 0x7FEB352D + second) % 2**32
+        bits = (bits ^ bits >> 15) * 0x846CA68B % 2**32
+        return bits ^ bits >> 16 >= threshold
+
+    return np.array([kept(number) for number in range(int(np.prod(shape)))]).reshape(shape)
+
+
+def normal_of(total: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+    centred = total - total.mean(-1, keepdims=True)
+    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+    return centred * inverse, inverse
+
+
+def forward(x: Any, y: Any, bias: Any, gamma: Any, beta: Any, kept: Any, epsilon: float) -> list[np.ndarray]:
+    """Total and out; `kept` is what dropout multiplies with."""
+    total = np.asarray(x, float) + (np.asarray(y, float) + np.asarray(bias, float)) * kept
+    return [total, normal_of(total, epsilon)[0] * np.asarray(gamma, float) + np.asarray(beta, float)]
+
+
+def backward(total: Any, upstream: Any, gamma: Any, kept: Any, epsilon: float) -> list[np.ndarray]:
+    """Gradients of total and y, and [rows, 3, features]: each row's part of gamma's, beta's and the bias'."""
+    normal, inverse = normal_of(np.asarray(total, float), epsilon)
+    upstream = np.asarray(upstream, float)
+    d_normal = upstream * np.asarray(gamma, float)
+    # The derivative of (t - mean) / sqrt(variance + epsilon) as a matrix for each row.
+    features = normal.shape[-1]
+    jacobian = np.eye(features) - 1 / features - normal[..., :, None] * normal[..., None, :] / features
+    d_total = (jacobian @ d_normal[..., None])[..., 0] * inverse
+    parts = np.stack([upstream * normal, upstream, d_total * kept], axis=-2).reshape(-1, 3, features)
+    return [d_total, d_total * kept, parts]
+
+
+def multipliers(rate: float, keys: Any, shape: tuple[int, ...]) -> Any:
+    return mask_of(keys, shape) / (1 - rate) if rate else np.ones(shape)
+
+
+class Parts:
+    """A projection, a norm, and float64 inputs and upstream gradient for them."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(3)
+        self.linear = Linear(INNER, SHAPE[-1], 1.0)
+        self.norm = LayerNorm(SHAPE[-1], EPSILON)
+        self.parameters = [self.linear.bias, self.norm.gamma, self.norm.beta]
+        for parameter in self.parameters:
+            parameter.assign(random.standard_normal(SHAPE[-1]))
+        self.x, self.upstream = (tf.constant(random.standard_normal(SHAPE)) for _ in range(2))
+        self.inner = tf.constant(random.standard_normal((*SHAPE[:-1], INNER)))
+
+    def run(self, function: Any, rate: float) -> list[np.ndarray]:
+        """The result and the gradients by x, inner, kernel, bias, gamma, beta."""
+        sources = [self.x, self.inner, *(p.value for p in (self.linear.kernel, *self.parameters))]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            out = function(self.x, self.inner, self.linear, self.norm, rate, SEED if rate else None, PLACE)
+        return [np.asarray(value) for value in (out, *tape.gradient(out, sources, self.upstream))]
+
+    def expected(self, rate: float) -> list[np.ndarray]:
+        kept = multipliers(rate, residual_norm.dropout_keys(rate, SEED, PLACE), SHAPE)
+        x, inner, kernel = (np.asarray(value) for value in (self.x, self.inner, self.linear.kernel.value))
+        bias, gamma, beta = (np.asarray(parameter.value) for parameter in self.parameters)
+        total, out = forward(x, inner @ kernel, bias, gamma, beta, kept, EPSILON)
+        d_total, d_y, parts = backward(total, self.upstream, gamma, kept, EPSILON)
+        d_gamma, d_beta, d_bias = parts.sum(0)
+        d_kernel = np.einsum("bsi,bsh->ih", inner, d_y)
+        return [out, d_total, d_y @ kernel.T, d_kernel, d_bias, d_gamma, d_beta]
+
+
+@pytest.fixture
+def parts() -> Iterator[Parts]:
+    with step_helpers.dtype_policy("float64"):
+        yield Parts()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_plain_is_the_formula(parts: Parts, rate: float) -> None:
+    for ours, other in zip(parts.run(plain_residual_norm, rate), parts.expected(rate), strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_fused_gives_kernels_what_they_ask_for(
+    monkeypatch: pytest.MonkeyPatch, parts: Parts, rate: float
+) -> None:
+    """With the formula in NumPy for the kernels: operands, their order, shapes, grid, the gradient's way."""
+    pair = (Kernel("forward", "", 3, 4, 2), Kernel("backward", "", 4, 8, 1))
+
+    def launch(
+        name: str, ir: str, operands: Any, outputs: Any, grid: Any, num_warps: int, num_stages: int
+    ) -> list[Any]:
+        *values, keys, epsilon = operands
+        assert (keys.dtype, epsilon.dtype, epsilon.shape) == (tf.uint32, tf.float32, (1,))
+        kept = multipliers(rate, keys, SHAPE)
+        if name == "forward":
+            assert (grid, num_warps, num_stages) == ((4, 1, 1), 4, 2)
+            results = forward(*values, kept, EPSILON)
+        else:
+            assert (grid, num_warps, num_stages) == ((3, 1, 1), 8, 1)
+            *results, each_row = backward(*values, kept, EPSILON)
+            results.append(each_row.reshape(3, 4, 3, SHAPE[-1]).sum(1))
+        for value, output in zip(results, outputs, strict=True):
+            assert output.shape == value.shape
+        assert [output.dtype for output in outputs] == [tf.float64, tf.float64, tf.float32][: len(outputs)]
+        return [tf.constant(value) for value in results]
+
+    monkeypatch.setattr(residual_norm, "norm_kernels", lambda dtype, features: pair)
+    monkeypatch.setattr(kernel_call, "triton_call", launch)
+    for ours, other in zip(parts.run(fused_residual_norm, rate), parts.expected(rate), strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-12)
+
+
+def test_rows_that_programs_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch, parts: Parts) -> None:
+    pair = (Kernel("forward", "", 5, 4, 1), Kernel("backward", "", 4, 8, 1))
+    monkeypatch.setattr(residual_norm, "norm_kernels", lambda dtype, features: pair)
+    with pytest.raises(ValueError, match="kernel forward: 12 rows; a multiple of 5 is accepted"):
+        parts.run(fused_residual_norm, 0.0)
