@@ -19,6 +19,27 @@ two that FEATURES fits in.
 import triton
 import triton.language as tl
 
+from tfbench.kernels import NORM_FEATURES, NORM_ROWS, NORM_SUM_ROWS
+
+# Of the arguments above; {half} is the data's dtype.
+POINTERS = {
+    **dict.fromkeys(("x", "y", "total", "out", "d_out", "d_total", "d_y"), "*{half}"),
+    **dict.fromkeys(("bias", "gamma", "beta", "epsilon", "partial"), "*fp32"),
+    "keys": "*u32",
+}
+# Names of the texts: the kernel and its constants.
+TEXTS = {
+    f"{kernel}_{features}": (
+        kernel,
+        {"FEATURES": features, "BLOCK": triton.next_power_of_2(features), **constants},
+    )
+    for kernel, constants in (
+        ("norm_forward", {"TILE": 1, "ROWS": NORM_ROWS}),
+        ("norm_backward", {"TILE": 1, "ROWS": NORM_SUM_ROWS, "STAGES": 1}),
+    )
+    for features in NORM_FEATURES
+}
+
 
 @triton.jit
 def _kept(bits, second, threshold):
