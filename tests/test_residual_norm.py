@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import step_helpers  # before TensorFlow starts its devices
 import tensorflow as tf
+from norm_helpers import backward, forward, mask_of
 
 from tfbench.kernels import Kernel
 from tfbench.kernels import call as kernel_call
@@ -16,44 +17,6 @@ from tfbench.models.residual_norm import fused_residual_norm, plain_residual_nor
 
 SHAPE, INNER, EPSILON = (2, 6, 10), 5, 1e-3
 SEED, PLACE = tf.constant([7, -9]), 5
-
-
-def mask_of(keys: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Which elements are kept, from the three numbers that the kernels get: the hash in Python's integers."""
-    start, second, threshold = (int(key) for key in np.asarray(keys))
-
-    def kept(number: int) -> bool:
-        bits = (number * 0x9E3779B9 + start) % 2**32
-        bits = ((bits ^ bits >> 16) * 0x7FEB352D + second) % 2**32
-        bits = (bits ^ bits >> 15) * 0x846CA68B % 2**32
-        return bits ^ bits >> 16 >= threshold
-
-    return np.array([kept(number) for number in range(int(np.prod(shape)))]).reshape(shape)
-
-
-def normal_of(total: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    centred = total - total.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    return centred * inverse, inverse
-
-
-def forward(x: Any, y: Any, bias: Any, gamma: Any, beta: Any, kept: Any, epsilon: float) -> list[np.ndarray]:
-    """Total and out; `kept` is what dropout multiplies with."""
-    total = np.asarray(x, float) + (np.asarray(y, float) + np.asarray(bias, float)) * kept
-    return [total, normal_of(total, epsilon)[0] * np.asarray(gamma, float) + np.asarray(beta, float)]
-
-
-def backward(total: Any, upstream: Any, gamma: Any, kept: Any, epsilon: float) -> list[np.ndarray]:
-    """Gradients of total and y, and [rows, 3, features]: each row's part of gamma's, beta's and the bias'."""
-    normal, inverse = normal_of(np.asarray(total, float), epsilon)
-    upstream = np.asarray(upstream, float)
-    d_normal = upstream * np.asarray(gamma, float)
-    # The derivative of (t - mean) / sqrt(variance + epsilon) as a matrix for each row.
-    features = normal.shape[-1]
-    jacobian = np.eye(features) - 1 / features - normal[..., :, None] * normal[..., None, :] / features
-    d_total = (jacobian @ d_normal[..., None])[..., 0] * inverse
-    parts = np.stack([upstream * normal, upstream, d_total * kept], axis=-2).reshape(-1, 3, features)
-    return [d_total, d_total * kept, parts]
 
 
 def multipliers(rate: float, keys: Any, shape: tuple[int, ...]) -> Any:

@@ -10,14 +10,38 @@ row-major tensors:
     keys        uint32 [3]: start and second of the mask's hash (`tfbench.models.layers.dropout`), and the
                 threshold below which an element is dropped, rate · 2**32
     out, d_out  half [B, S, H, D]
-    statistics  float32 [B, H, 2, S]: a row's largest score (in units of log 2) and 1 / its sum of exponentials
+    statistics  float32 [B, H, 2, S]: a row's largest score in units of log 2, 1 / its sum of exponentials
 
-The weights exp2(score - largest) are rounded to half unnormalised, and 1 / sum and 1 / (1 - rate) multiply the
+The weights exp2(score - largest) are rounded to half unnormalised; 1 / sum and 1 / (1 - rate) multiply the
 float32 results: the plain path's sums, rounded less often.
 """
 
 import triton
 import triton.language as tl
+
+# Of the arguments above; {half} is the data's dtype.
+POINTERS = {
+    "qkv": "*{half}",
+    "bias": "*fp32",
+    "keys": "*u32",
+    "out": "*{half}",
+    "statistics": "*fp32",
+    "d_out": "*{half}",
+    "d_qkv": "*{half}",
+}
+_TILE = {"LENGTH": 128, "STEP": 128, "HEAD": 64}
+_BLOCKS = {"BLOCK": 64, "STEP": 64, "HEAD": 64}
+# Names of the texts: the kernel and its constants.
+TEXTS = {
+    f"attention_{kernel}{'_dropout' * drops}": (kernel, {**constants, "DROPOUT": drops})
+    for kernel, constants in (
+        ("forward_tile", _TILE),
+        ("backward_tile", _TILE),
+        ("forward_blocks", _BLOCKS),
+        ("backward_blocks", _BLOCKS),
+    )
+    for drops in (False, True)
+}
 
 
 @triton.jit

@@ -12,14 +12,15 @@ tensors:
     epsilon   float32 [1], added to the variance
     partial   float32 [M / ROWS, 3, FEATURES]: each program's sums for gamma's, beta's and the bias' gradient
 
-Everything is rounded to half where the formula in TensorFlow rounds; the norm is float32. BLOCK is the power of
-two that FEATURES fits in.
+Everything is rounded to half where the formula in TensorFlow rounds; the norm is float32. BLOCK is the power
+of two that FEATURES fits in.
 """
 
 import triton
 import triton.language as tl
 
 from tfbench.kernels import NORM_FEATURES, NORM_ROWS, NORM_SUM_ROWS
+from tfbench.kernels.attention import _kept
 
 # Of the arguments above; {half} is the data's dtype.
 POINTERS = {
@@ -39,14 +40,6 @@ TEXTS = {
     )
     for features in NORM_FEATURES
 }
-
-
-@triton.jit
-def _kept(bits, second, threshold):
-    """Which elements dropout keeps: the hash `_mixed` of `tfbench.models.layers`."""
-    bits = (bits ^ (bits >> 16)) * 0x7FEB352D + second
-    bits = (bits ^ (bits >> 15)) * 0x846CA68B
-    return (bits ^ (bits >> 16)) >= threshold
 
 
 @triton.jit
@@ -78,7 +71,7 @@ def norm_forward(
     x, y, bias, gamma, beta, keys, epsilon, total, out,
     FEATURES: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """total = x + dropout(y + bias); out = layer norm of total · gamma + beta."""
+    """Total is x + dropout(y + bias), out the layer norm of total, times gamma plus beta."""
     half = x.dtype.element_ty
     columns = tl.arange(0, BLOCK)[None, :]
     inside = columns < FEATURES
@@ -121,8 +114,8 @@ def norm_backward(
         along = tl.sum(scaled * normal, 1, keep_dims=True) * (1 / FEATURES)
         down = (inverse * (scaled - mean - normal * along)).to(half)
         tl.store(d_total + place, down, inside)
-        kept = _mask(keys, rows, columns, FEATURES)
-        passed = tl.where(kept, down.to(tl.float32) * keep_scale, 0.0).to(half)
+        mask = _mask(keys, rows, columns, FEATURES)
+        passed = tl.where(mask, down.to(tl.float32) * keep_scale, 0.0).to(half)
         tl.store(d_y + place, passed, inside)
         d_gamma += tl.sum(upstream * normal, 0, keep_dims=True)
         d_beta += tl.sum(upstream, 0, keep_dims=True)

@@ -1,6 +1,4 @@
-"""How a branch of a transformer ends: bias, dropout, residual sum, layer norm; by the formula, or in one kernel
-each way.
-"""
+"""The end of a transformer's branch: bias, dropout, residual sum, layer norm; by formula, or one kernel each way."""
 
 from collections.abc import Sequence
 from typing import Any
