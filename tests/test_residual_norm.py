@@ -1,5 +1,6 @@
 """The end of a transformer's branch by the formula and fused, and what the kernels compute."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from norm_helpers import backward, forward, mask_of
 from tfbench.kernels import Kernel
 from tfbench.kernels import call as kernel_call
 from tfbench.models import residual_norm
+from tfbench.models.bert import BertShape
+from tfbench.models.bert_model import EncoderBlock
 from tfbench.models.layers import LayerNorm, Linear
 from tfbench.models.residual_norm import fused_residual_norm, plain_residual_norm
 
@@ -98,8 +101,36 @@ def test_fused_gives_kernels_what_they_ask_for(
         np.testing.assert_allclose(ours, other, atol=1e-12)
 
 
-def test_rows_that_programs_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch, parts: Parts) -> None:
-    pair = (Kernel("forward", "", 5, 4, 1), Kernel("backward", "", 4, 8, 1))
-    monkeypatch.setattr(residual_norm, "norm_kernels", lambda dtype, features: pair)
-    with pytest.raises(ValueError, match="kernel forward: 12 rows; a multiple of 5 is accepted"):
-        parts.run(fused_residual_norm, 0.0)
+MLIR_DTYPES = {"f16": tf.float16, "bf16": tf.bfloat16, "f32": tf.float32, "i32": tf.uint32}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_pointers_of_the_texts_are_the_tensors_of_a_block(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """A block of BERT in training: number and dtypes of what each of its kernels reads and writes."""
+    shape = BertShape(1, 128, 2, 512, 64)
+    launched = []
+
+    def launch(name: str, ir: str, operands: Any, outputs: Any, *_: Any) -> list[Any]:
+        (arguments,) = re.findall(rf"@{name}\((.*?)\) attributes", ir)
+        types = [MLIR_DTYPES[kind] for kind in re.findall(r"!tt.ptr<(\w+)>", arguments)]
+        assert types == [tensor.dtype for tensor in (*operands, *outputs)], name
+        launched.append(name)
+        return [tf.zeros(output.shape, output.dtype) for output in outputs]
+
+    monkeypatch.setattr(kernel_call, "triton_call", launch)
+    with step_helpers.dtype_policy(f"mixed_{dtype}"):
+        block = EncoderBlock(shape, 0.1, 1, fused=True)
+        x = tf.ones((2, 64, shape.hidden), tf.as_dtype(dtype))
+        with tf.GradientTape() as tape:
+            out = block(x, score_bias=tf.zeros((2, 64)), training=True, seed=SEED)
+        gradients = tape.gradient(out, block.trainable_weights)
+    assert launched.count("norm_forward") == launched.count("norm_backward") == 2
+    assert [gradient.dtype for gradient in gradients] == [tf.float32] * len(block.trainable_weights)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((2, 6, 10), "12"), ((None, 6, 10), "None")])
+def test_rows_that_programs_cannot_share_are_refused(shape: tuple[int | None, ...], rows: str) -> None:
+    with pytest.raises(ValueError, match=f"kernel forward: {rows} rows; a multiple of 5 is accepted"):
+        residual_norm._programs(Kernel("forward", "", 5, 4, 1), tf.TensorSpec(shape))

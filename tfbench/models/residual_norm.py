@@ -1,4 +1,4 @@
-"""The end of a transformer's branch: bias, dropout, residual sum, layer norm; by formula, or one kernel each way."""
+"""The end of a transformer's branch: bias, dropout, residual sum and layer norm, by the formula or fused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,6 +69,6 @@ def _launch(kernel: Kernel, operands: Sequence[Any], outputs: Sequence[tf.Tensor
 def _programs(kernel: Kernel, x: Any) -> int:
     """How many programs share the rows of x [..., H]."""
     rows = x.shape[:-1].num_elements()
-    if rows % kernel.block:
+    if rows is None or rows % kernel.block:
         raise ValueError(f"kernel {kernel.name}: {rows} rows; a multiple of {kernel.block} is accepted")
     return rows // kernel.block
