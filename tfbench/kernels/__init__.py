@@ -1,6 +1,8 @@
 """GPU kernels of tfbench's own: Triton's intermediate representation, which XLA compiles. TensorFlow-free."""
 
 import dataclasses
+import functools
+import importlib.resources
 
 from tfbench.config import BenchmarkConfig
 
@@ -56,12 +58,47 @@ def obstacle(
 
 
 def attention_kernels(dtype: str, seq_length: int, head_size: int, drops: bool) -> tuple[Kernel, Kernel]:
-    """The fused attention's forward and backward kernel.
+    """The fused attention's forward and backward kernel; their arguments are told in `attention.py`.
 
     Args:
         dtype: of its tensors, float16 or bfloat16.
         seq_length: tokens, a multiple of BLOCK.
         head_size: HEAD_SIZE.
         drops: whether there is dropout.
+
+    Raises:
+        ValueError: there is no kernel for these.
     """
-    raise NotImplementedError
+    if dtype not in _MLIR_NAMES or seq_length < BLOCK or seq_length % BLOCK or head_size != HEAD_SIZE:
+        raise ValueError(
+            f"no fused attention of {dtype}, length {seq_length}, heads of width {head_size}; accepted are "
+            f"{' and '.join(_MLIR_NAMES)}, multiples of {BLOCK}, and {HEAD_SIZE}"
+        )
+    kind = "tile" if seq_length == TILE_LENGTH else "blocks"
+    return _kernel(f"forward_{kind}", dtype, drops), _kernel(f"backward_{kind}", dtype, drops)
+
+
+_MLIR_NAMES = {"float16": "f16", "bfloat16": "bf16"}
+# Block, warps and stages: the fastest of those tried on an H200.
+_LAUNCHES = {
+    "forward_tile": (TILE_LENGTH, 4, 1),
+    "backward_tile": (TILE_LENGTH, 8, 1),
+    "forward_blocks": (BLOCK, 4, 2),
+    "backward_blocks": (BLOCK, 4, 2),
+}
+
+
+def _kernel(name: str, dtype: str, drops: bool) -> Kernel:
+    """One of attention's four."""
+    ir = _text(f"attention_{name}{'_dropout' * drops}", dtype)
+    block, num_warps, num_stages = _LAUNCHES[name]
+    return Kernel(name, ir, block, num_warps, num_stages, keeps_statistics=name.endswith("blocks"))
+
+
+@functools.cache
+def _text(stem: str, dtype: str) -> str:
+    """A text that `generate.py` wrote, for tensors of this dtype: it writes them for float16, whose name is
+    all in which another's would differ.
+    """
+    text = importlib.resources.files(__package__).joinpath("ttir", f"{stem}.ttir").read_text()
+    return text.replace("f16", _MLIR_NAMES[dtype])

@@ -1,0 +1,190 @@
+"""The kernels' texts, which need no Triton, and their sources in Triton's interpreter, where it is installed.
+
+As a script, with TRITON_INTERPRET=1: runs the kernels on the tensors of one file and writes another.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfbench import kernels
+
+ROOT = Path(__file__).parents[1]
+TEXTS = sorted((ROOT / "tfbench" / "kernels" / "ttir").glob("*.ttir"))
+HEADS, BATCH, SIZE = 3, 2, kernels.HEAD_SIZE
+KEYS = (0xDEADBEEF, 0x87654321)
+
+
+def stem(path: Path) -> str:
+    return path.stem
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    pytest.importorskip("triton", reason="the extra `kernels` is not installed")
+    from tfbench.kernels import generate
+
+    return generate
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=stem)
+def test_a_text_is_a_single_kernel_of_pointers_without_a_path(path):
+    text = path.read_text()
+    name, arguments = re.search(r"tt\.func public @(\w+)\((.*?)\) attributes", text).groups()
+    assert text.count("tt.func") == 1
+    assert f"attention_{name}" in path.stem
+    for argument in arguments.split(", %"):
+        assert re.fullmatch(r"%?\w+: !tt\.ptr<(f16|f32|i32)> \{tt\.divisibility = 16 : i32\}", argument)
+    assert text.count("{") == text.count("}")
+    assert "loc(" not in text
+    assert "/" not in text
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("length", [64, 128, 192, 512])
+def test_attention_has_kernels_for(length, drops, dtype):
+    for kernel in kernels.attention_kernels(dtype, length, SIZE, drops):
+        assert f"@{kernel.name}(" in kernel.ir
+        assert ("bf16" in kernel.ir) == (dtype == "bfloat16")
+        assert bool(re.search(r"(?<!b)f16", kernel.ir)) == (dtype == "float16")
+        assert ("arith.shrui" in kernel.ir) == drops  # the mask's hash
+        assert length % kernel.block == 0
+        assert kernel.keeps_statistics == ("%statistics" in kernel.ir)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "size"),
+    [("float32", 128, 64), ("float16", 100, 64), ("float16", 0, 64), ("float16", 128, 32)],
+)
+def test_attention_has_no_kernels_for(dtype, length, size):
+    with pytest.raises(
+        ValueError, match=f"{dtype}, length {length}, heads of width {size}; accepted are float16 "
+    ):
+        kernels.attention_kernels(dtype, length, size, True)
+
+
+def test_the_texts_are_what_the_sources_give(generate):
+    made = {name: generate.text(source, name) for source in generate.SOURCES for name in source.TEXTS}
+    assert made == {path.stem: path.read_text() for path in TEXTS}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=stem)
+def test_a_bfloat16_text_is_the_float16_one_with_the_name_changed(generate, path):
+    source = next(source for source in generate.SOURCES if path.stem in source.TEXTS)
+    assert generate.text(source, path.stem, "bf16") == kernels._text(path.stem, "bfloat16")
+
+
+def kept(length: int, rate: float) -> np.ndarray:
+    """What dropout multiplies the weights with: `layers.dropout`'s hash in NumPy's uint32."""
+    shape = (BATCH, HEADS, length, length)
+    if not rate:
+        return np.ones(shape)
+    with np.errstate(over="ignore"):
+        bits = np.arange(np.prod(shape), dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(KEYS[0])
+        bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D) + np.uint32(KEYS[1])
+        bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return ((bits ^ (bits >> np.uint32(16))) >= np.uint32(int(rate * 2**32))).reshape(shape) / (1 - rate)
+
+
+def formula(qkv: Any, bias: Any, d_out: Any, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """Attention and its gradient by qkv in float64, but for the bias, which float32 scores are added to."""
+    query, key, value = np.moveaxis(qkv.astype(float), 2, 0)
+    scores = (np.einsum("bqhd,bkhd->bhqk", query, key) / SIZE**0.5).astype("float32") + bias[:, None, None, :]
+    weights = np.exp(scores - scores.max(-1, keepdims=True), dtype=float)
+    weights /= weights.sum(-1, keepdims=True)
+    factors = kept(qkv.shape[1], rate)
+    out = np.einsum("bhqk,bkhd->bqhd", weights * factors, value)
+    d_weights = np.einsum("bqhd,bkhd->bhqk", d_out.astype(float), value) * factors
+    d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdims=True)) / SIZE**0.5
+    d_query = np.einsum("bhqk,bkhd->bqhd", d_scores, key)
+    d_key = np.einsum("bhqk,bqhd->bkhd", d_scores, query)
+    d_value = np.einsum("bhqk,bqhd->bkhd", weights * factors, d_out.astype(float))
+    return out, np.stack([d_query, d_key, d_value], axis=2)
+
+
+def tensors(length: int, padded: int) -> dict[str, np.ndarray]:
+    """Random ones; the second sequence's last `padded` places, or both sequences' all, are no tokens."""
+    random = np.random.default_rng(length)
+    bias = np.zeros((BATCH, length), "float32")
+    bias[0 if padded == length else 1 :, length - padded :] = -1e9
+    return {
+        "qkv": random.standard_normal((BATCH, length, 3, HEADS, SIZE)).astype("float16"),
+        "d_out": random.standard_normal((BATCH, length, HEADS, SIZE)).astype("float16"),
+        "bias": bias,
+    }
+
+
+CASES = {  # length, padded places, dropout rate
+    **{f"{length}-{rate}": (length, 30, rate) for length in (64, 128, 192) for rate in (0.0, 0.1, 0.5)},
+    "128-empty": (128, 128, 0.0),
+    "192-empty": (192, 192, 0.0),
+}
+
+
+def interpret(case: str) -> tuple[np.ndarray, np.ndarray]:
+    """Output and gradient of the kernels that a run of the case's length takes."""
+    import torch
+
+    from tfbench.kernels import attention
+
+    length, padded, rate = CASES[case]
+    named = {name: torch.from_numpy(array) for name, array in tensors(length, padded).items()}
+    named["keys"] = torch.from_numpy(np.array([*KEYS, int(rate * 2**32)], np.uint32))
+    named["out"], named["d_qkv"] = torch.zeros_like(named["d_out"]), torch.zeros_like(named["qkv"])
+    named["statistics"] = torch.zeros(BATCH, HEADS, 2, length)
+    for kernel in kernels.attention_kernels("float16", length, SIZE, bool(rate)):
+        function = getattr(attention, kernel.name)
+        pointers = [named[name] for name in function.arg_names if name in named]
+        _, constants = attention.TEXTS[f"attention_{kernel.name}{'_dropout' * bool(rate)}"]
+        function[HEADS, BATCH, length // kernel.block](*pointers, **constants)
+    return named["out"].numpy(), named["d_qkv"].numpy()
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory) -> dict[str, np.ndarray]:
+    """`interpret` of every case, from a process that has Triton interpret its kernels."""
+    for module in ("triton", "torch"):
+        pytest.importorskip(module, reason="the extra `kernels` is not installed")
+    if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
+        pytest.skip("Triton's interpreter fails with NumPy 2.4")
+    path = tmp_path_factory.mktemp("kernels") / "results.npz"
+    search = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": search}
+    subprocess.run([sys.executable, __file__, path], env=environment, check=True)
+    return dict(np.load(path))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "empty" not in case])
+def test_attention_in_the_interpreter_is_the_formula_with_its_mask(interpreted, case):
+    length, padded, rate = CASES[case]
+    wanted = formula(**tensors(length, padded), rate=rate)
+    for mine, truth in zip((interpreted[f"{case}-out"], interpreted[f"{case}-d_qkv"]), wanted, strict=True):
+        # Half precision keeps 11 bits; a wrong mask or a missing factor is off by tenths.
+        np.testing.assert_allclose(mine, truth, rtol=0, atol=2e-3 * np.abs(truth).max())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "empty" in case])
+def test_a_sequence_without_a_token_is_attended_to_uniformly(interpreted, case):
+    """As the formula has it: each score vanishes in float32 beside the bias."""
+    given = tensors(*CASES[case][:2])
+    out, d_qkv = interpreted[f"{case}-out"], interpreted[f"{case}-d_qkv"]
+    for mine, averaged in ((out, given["qkv"][:, :, 2]), (d_qkv[:, :, 2], given["d_out"])):
+        mean = averaged.astype(float).mean(1, keepdims=True)
+        np.testing.assert_allclose(mine, np.broadcast_to(mean, mine.shape), rtol=0, atol=1e-3)
+
+
+if __name__ == "__main__":
+    results = {case: interpret(case) for case in CASES}
+    np.savez(
+        sys.argv[1],
+        **{f"{case}-out": out for case, (out, _) in results.items()},
+        **{f"{case}-d_qkv": d_qkv for case, (_, d_qkv) in results.items()},
+    )
