@@ -8,8 +8,10 @@ import pytest
 import step_helpers  # noqa: F401  (before TensorFlow starts its devices)
 import tensorflow as tf
 
+from tfbench.config import BenchmarkConfig
 from tfbench.kernels import Kernel
 from tfbench.kernels import call as kernel_call
+from tfbench.models import MODELS
 from tfbench.models import attention as attention_module
 from tfbench.models.attention import fused_attention, plain_attention
 from tfbench.models.layers import dropout_keys
@@ -134,6 +136,14 @@ def test_fused_attention_gives_kernels_what_they_ask_for(
     for ours, other in zip(result_and_gradient(fused_attention, rate), expected(rate), strict=True):
         np.testing.assert_allclose(ours, other, atol=1e-12)
     assert asked == [("float64", LENGTH, SIZE, bool(rate))]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "way"), [("fused", fused_attention), ("plain", plain_attention), (None, plain_attention)]
+)
+def test_bert_takes_the_kernels_of_its_configuration(kernels: str | None, way: Any) -> None:
+    model = MODELS["bert_tiny"].build(BenchmarkConfig(model="bert_tiny", seq_length=64, kernels=kernels))
+    assert [block.attention for block in model.blocks] == [way] * len(model.blocks)
 
 
 # The call of a kernel.
