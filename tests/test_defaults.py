@@ -271,7 +271,7 @@ AMPERE = "needs compute capability 8.0, this GPU's is"
         (machine(V100), {}, f"{AMPERE} 7.0"),
         (machine(H200, V100), {}, f"{AMPERE} 7.0"),
         (machine(UNKNOWN_CAPABILITY), {"precision": "mixed_float16"}, f"{AMPERE} unknown"),
-        (machine(H200), {"seq_length": 96}, "goes with a --seq_length that is a multiple of 64, not 96"),
+        (machine(H200), {"seq_length": 96}, "goes with a --seq_length that is a multiple of 128, not 96"),
     ],
 )
 def test_kernels_are_plain_elsewhere_and_fused_is_refused(here, choices, why):
