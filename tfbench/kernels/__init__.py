@@ -8,6 +8,9 @@ from tfbench.config import BenchmarkConfig
 
 HEAD_SIZE = 64  # of every published BERT
 LEAST_COMPUTE_CAPABILITY = (8, 0)  # of the cards that XLA compiles Triton kernels for
+# Cards whose programs have 99 KiB of shared memory, all others from 8.0 on have 163 at least (technical
+# specifications in the CUDA C++ Programming Guide); the backward kernel for TILE_LENGTH takes 113 to 165.
+SMALL_SHARED_MEMORY = frozenset({(8, 6), (8, 9), (12, 0), (12, 1)})
 TILE_LENGTH = 128  # tokens whose scores of one head fit a program's registers
 HEADS_EACH = 4  # of a program of the backward kernel for that length
 LENGTH_UNIT = 128  # sequences are whole multiples of it
@@ -53,6 +56,9 @@ def obstacle(
     if compute_capability is None or compute_capability < LEAST_COMPUTE_CAPABILITY:
         version = "unknown" if compute_capability is None else ".".join(map(str, compute_capability))
         return f"needs compute capability 8.0, this GPU's is {version}"
+    if config.seq_length == TILE_LENGTH and compute_capability in SMALL_SHARED_MEMORY:
+        version = ".".join(map(str, compute_capability))
+        return f"needs more shared memory at --seq_length={TILE_LENGTH} than a GPU of {version} has"
     if head_size != HEAD_SIZE:
         return f"needs heads of width {HEAD_SIZE}, this model's have {head_size}"
     if config.seq_length is None or config.seq_length % LENGTH_UNIT:
