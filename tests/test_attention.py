@@ -16,7 +16,7 @@ from tfbench.models import attention as attention_module
 from tfbench.models.attention import fused_attention, plain_attention
 from tfbench.models.layers import dropout_keys
 
-BATCH, LENGTH, HEADS, SIZE = 2, 8, 3, 4
+BATCH, LENGTH, HEADS, SIZE = 2, 8, 6, 4
 SEED, PLACE = tf.constant([7, -9]), 5
 
 
@@ -103,7 +103,7 @@ def test_fused_attention_gives_kernels_what_they_ask_for(
 ) -> None:
     """With the formula in NumPy for the kernels: operands, their order, shapes, grid, the gradient's way."""
     block = LENGTH // 2 if statistics else LENGTH
-    pair = (Kernel("forward", "", block, 4, 2, statistics), Kernel("backward", "", block, 8, 1))
+    pair = (Kernel("forward", "", block, 4, 2, statistics), Kernel("backward", "", LENGTH, 8, 1, heads=3))
     asked = []
 
     def kernels(*facts: Any) -> tuple[Kernel, Kernel]:
@@ -113,7 +113,7 @@ def test_fused_attention_gives_kernels_what_they_ask_for(
     def launch(
         name: str, ir: str, operands: Any, outputs: Any, grid: Any, num_warps: int, num_stages: int
     ) -> list[Any]:
-        assert grid == (HEADS, BATCH, LENGTH // block)
+        assert grid == ((HEADS, BATCH, LENGTH // block) if name == "forward" else (HEADS // 3, BATCH, 1))
         assert (num_warps, num_stages) == ((4, 2) if name == "forward" else (8, 1))
         qkv, bias, keys, *rest = operands
         assert keys.dtype == tf.uint32
@@ -135,7 +135,7 @@ def test_fused_attention_gives_kernels_what_they_ask_for(
     monkeypatch.setattr(kernel_call, "triton_call", launch)
     for ours, other in zip(result_and_gradient(fused_attention, rate), expected(rate), strict=True):
         np.testing.assert_allclose(ours, other, atol=1e-12)
-    assert asked == [("float64", LENGTH, SIZE, bool(rate))]
+    assert asked == [("float64", LENGTH, HEADS, SIZE, bool(rate))]
 
 
 @pytest.mark.parametrize(

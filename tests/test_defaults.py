@@ -13,6 +13,7 @@ H200, V100, PASCAL = (
     gpu(name="Tesla V100-SXM2-32GB", memory_gib=32.0, compute_capability=(7, 0)),
     gpu(name="Tesla P100-PCIE-16GB", memory_gib=16.0, compute_capability=(6, 1)),
 )
+ADA = gpu(name="NVIDIA L40S", memory_gib=48.0, compute_capability=(8, 9))
 UNKNOWN_CAPABILITY = gpu(compute_capability=None, memory_gib=None)
 
 
@@ -250,6 +251,7 @@ def test_what_the_model_or_the_data_rules_out(choices, message):
         (H200, {}, "fused"),
         (H200, {"precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
         (gpu(compute_capability=(8, 0)), {}, "fused"),
+        (ADA, {"seq_length": 512}, "fused"),
         (H200, {"kernels": "plain"}, "plain"),
         (H200, {"model": "resnet50"}, None),
     ],
@@ -270,8 +272,9 @@ AMPERE = "needs compute capability 8.0, this GPU's is"
         (machine(H200), {"precision": "tf32"}, f"{HALF}, not tf32"),
         (machine(V100), {}, f"{AMPERE} 7.0"),
         (machine(H200, V100), {}, f"{AMPERE} 7.0"),
+        (machine(ADA), {}, "needs more shared memory at --seq_length=128 than a GPU of 8.9 has"),
         (machine(UNKNOWN_CAPABILITY), {"precision": "mixed_float16"}, f"{AMPERE} unknown"),
-        (machine(H200), {"seq_length": 96}, "goes with a --seq_length that is a multiple of 64, not 96"),
+        (machine(H200), {"seq_length": 96}, "goes with a --seq_length that is a multiple of 128, not 96"),
     ],
 )
 def test_kernels_are_plain_elsewhere_and_fused_is_refused(here, choices, why):

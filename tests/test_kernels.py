@@ -20,7 +20,7 @@ from tfbench.models import bert
 
 ROOT = Path(__file__).parents[1]
 TEXTS = sorted((ROOT / "tfbench" / "kernels" / "ttir").glob("*.ttir"))
-HEADS, BATCH, SIZE = 3, 2, kernels.HEAD_SIZE
+BATCH, SIZE = 2, kernels.HEAD_SIZE
 KEYS = (0xDEADBEEF, 0x87654321)
 
 
@@ -51,26 +51,26 @@ def test_a_text_is_a_single_kernel_of_pointers_without_a_path(path):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("drops", [False, True])
-@pytest.mark.parametrize("length", [64, 128, 192, 512])
-def test_attention_has_kernels_for(length, drops, dtype):
-    for kernel in kernels.attention_kernels(dtype, length, SIZE, drops):
+@pytest.mark.parametrize(("length", "heads"), [(128, 2), (128, 16), (384, 12), (512, 16)])
+def test_attention_has_kernels_for(length, heads, drops, dtype):
+    for kernel in kernels.attention_kernels(dtype, length, heads, SIZE, drops):
         assert f"@{kernel.name}(" in kernel.ir
         assert ("bf16" in kernel.ir) == (dtype == "bfloat16")
         assert bool(re.search(r"(?<!b)f16", kernel.ir)) == (dtype == "float16")
         assert ("arith.shrui" in kernel.ir) == drops  # the mask's hash
-        assert length % kernel.block == 0
+        assert length % kernel.block == heads % kernel.heads == 0
         assert kernel.keeps_statistics == ("%statistics" in kernel.ir)
 
 
 @pytest.mark.parametrize(
     ("dtype", "length", "size"),
-    [("float32", 128, 64), ("float16", 100, 64), ("float16", 0, 64), ("float16", 128, 32)],
+    [("float32", 128, 64), ("float16", 192, 64), ("float16", 0, 64), ("float16", 128, 32)],
 )
 def test_attention_has_no_kernels_for(dtype, length, size):
     with pytest.raises(
         ValueError, match=f"{dtype}, length {length}, heads of width {size}; accepted are float16 "
     ):
-        kernels.attention_kernels(dtype, length, size, True)
+        kernels.attention_kernels(dtype, length, 16, size, True)
 
 
 def test_the_texts_are_what_the_sources_give(generate):
@@ -84,9 +84,8 @@ def test_a_bfloat16_text_is_the_float16_one_with_the_name_changed(generate, path
     assert generate.text(source, path.stem, "bf16") == kernels._text(path.stem, "bfloat16")
 
 
-def kept(length: int, rate: float) -> np.ndarray:
+def kept(shape: tuple[int, ...], rate: float) -> np.ndarray:
     """What dropout multiplies the weights with: `layers.dropout`'s hash in NumPy's uint32."""
-    shape = (BATCH, HEADS, length, length)
     if not rate:
         return np.ones(shape)
     with np.errstate(over="ignore"):
@@ -102,7 +101,7 @@ def formula(qkv: Any, bias: Any, d_out: Any, rate: float) -> tuple[np.ndarray, n
     scores = (np.einsum("bqhd,bkhd->bhqk", query, key) / SIZE**0.5).astype("float32") + bias[:, None, None, :]
     weights = np.exp(scores - scores.max(-1, keepdims=True), dtype=float)
     weights /= weights.sum(-1, keepdims=True)
-    factors = kept(qkv.shape[1], rate)
+    factors = kept(weights.shape, rate)
     out = np.einsum("bhqk,bkhd->bqhd", weights * factors, value)
     d_weights = np.einsum("bqhd,bkhd->bhqk", d_out.astype(float), value) * factors
     d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdims=True)) / SIZE**0.5
@@ -112,22 +111,24 @@ def formula(qkv: Any, bias: Any, d_out: Any, rate: float) -> tuple[np.ndarray, n
     return out, np.stack([d_query, d_key, d_value], axis=2)
 
 
-def tensors(length: int, padded: int) -> dict[str, np.ndarray]:
+def tensors(length: int, heads: int, padded: int) -> dict[str, np.ndarray]:
     """Random ones; the second sequence's last `padded` places, or both sequences' all, are no tokens."""
     random = np.random.default_rng(length)
     bias = np.zeros((BATCH, length), "float32")
     bias[0 if padded == length else 1 :, length - padded :] = -1e9
     return {
-        "qkv": random.standard_normal((BATCH, length, 3, HEADS, SIZE)).astype("float16"),
-        "d_out": random.standard_normal((BATCH, length, HEADS, SIZE)).astype("float16"),
+        "qkv": random.standard_normal((BATCH, length, 3, heads, SIZE)).astype("float16"),
+        "d_out": random.standard_normal((BATCH, length, heads, SIZE)).astype("float16"),
         "bias": bias,
     }
 
 
-CASES = {  # length, padded places, dropout rate
-    **{f"{length}-{rate}": (length, 30, rate) for length in (64, 128, 192) for rate in (0.0, 0.1, 0.5)},
-    "128-empty": (128, 128, 0.0),
-    "192-empty": (192, 192, 0.0),
+CASES = {  # length, heads, padded places, dropout rate; by the first two which kernels are taken
+    **{f"tile-{rate}": (128, 8, 30, rate) for rate in (0.0, 0.1, 0.5)},
+    **{f"blocks-{rate}": (256, 3, 30, rate) for rate in (0.0, 0.1, 0.5)},
+    "one block-0.1": (128, 3, 30, 0.1),
+    "tile-empty": (128, 4, 128, 0.0),
+    "blocks-empty": (256, 2, 256, 0.0),
 }
 
 
@@ -137,16 +138,16 @@ def interpret(case: str) -> tuple[np.ndarray, np.ndarray]:
 
     from tfbench.kernels import attention
 
-    length, padded, rate = CASES[case]
-    named = {name: torch.from_numpy(array) for name, array in tensors(length, padded).items()}
+    length, heads, padded, rate = CASES[case]
+    named = {name: torch.from_numpy(array) for name, array in tensors(length, heads, padded).items()}
     named["keys"] = torch.from_numpy(np.array([*KEYS, int(rate * 2**32)], np.uint32))
     named["out"], named["d_qkv"] = torch.zeros_like(named["d_out"]), torch.zeros_like(named["qkv"])
-    named["statistics"] = torch.zeros(BATCH, HEADS, 2, length)
-    for kernel in kernels.attention_kernels("float16", length, SIZE, bool(rate)):
+    named["statistics"] = torch.zeros(BATCH, heads, 2, length)
+    for kernel in kernels.attention_kernels("float16", length, heads, SIZE, bool(rate)):
         function = getattr(attention, kernel.name)
         pointers = [named[name] for name in function.arg_names if name in named]
         _, constants = attention.TEXTS[f"attention_{kernel.name}{'_dropout' * bool(rate)}"]
-        function[HEADS, BATCH, length // kernel.block](*pointers, **constants)
+        function[heads // kernel.heads, BATCH, length // kernel.block](*pointers, **constants)
     return named["out"].numpy(), named["d_qkv"].numpy()
 
 
@@ -171,8 +172,8 @@ def interpreted(tmp_path_factory) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", [case for case in CASES if "empty" not in case])
 def test_attention_in_the_interpreter_is_the_formula_with_its_mask(interpreted, case):
-    length, padded, rate = CASES[case]
-    wanted = formula(**tensors(length, padded), rate=rate)
+    *shape, rate = CASES[case]
+    wanted = formula(**tensors(*shape), rate=rate)
     for mine, truth in zip((interpreted[f"{case}-out"], interpreted[f"{case}-d_qkv"]), wanted, strict=True):
         # Half precision keeps 11 bits; a wrong mask or a missing factor is off by tenths.
         np.testing.assert_allclose(mine, truth, rtol=0, atol=2e-3 * np.abs(truth).max())
@@ -181,7 +182,7 @@ def test_attention_in_the_interpreter_is_the_formula_with_its_mask(interpreted, 
 @pytest.mark.parametrize("case", [case for case in CASES if "empty" in case])
 def test_a_sequence_without_a_token_is_attended_to_uniformly(interpreted, case):
     """As the formula has it: each score vanishes in float32 beside the bias."""
-    given = tensors(*CASES[case][:2])
+    given = tensors(*CASES[case][:3])
     out, d_qkv = interpreted[f"{case}-out"], interpreted[f"{case}-d_qkv"]
     for mine, averaged in ((out, given["qkv"][:, :, 2]), (d_qkv[:, :, 2], given["d_out"])):
         mean = averaged.astype(float).mean(1, keepdims=True)
@@ -218,7 +219,7 @@ def test_the_norm_in_the_interpreter_is_the_formula_with_its_mask(interpreted_no
 def test_every_model_has_kernels_for_its_norms():
     shapes = (bert.BERT_TINY_SHAPE, bert.BERT_BASE_SHAPE, bert.BERT_LARGE_SHAPE)
     assert {shape.hidden for shape in shapes} == set(kernels.NORM_FEATURES)
-    assert kernels.BLOCK % kernels.NORM_SUM_ROWS == 0
+    assert kernels.LENGTH_UNIT % kernels.NORM_SUM_ROWS == 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -2,8 +2,8 @@
 
 Read by `tfbench.kernels.generate` and by tests alone: running needs the texts, not Triton.
 
-One sequence and head is a program row: grid (H, B, 1) or (H, B, S / block). Arguments are pointers to dense
-row-major tensors:
+A program computes a head of a sequence, or a block of its places; the grid tells H, and S where it varies.
+Arguments are pointers to dense row-major tensors:
 
     qkv, d_qkv  half [B, S, 3, H, D]: queries, keys and values, and their gradient
     bias        float32 [B, S], added to the scores of a key
@@ -29,16 +29,14 @@ POINTERS = {
     "d_out": "*{half}",
     "d_qkv": "*{half}",
 }
-_TILE = {"LENGTH": 128, "STEP": 128, "HEAD": 64}
-_BLOCKS = {"BLOCK": 64, "STEP": 64, "HEAD": 64}
 # Names of the texts: the kernel and its constants.
 TEXTS = {
     f"attention_{kernel}{'_dropout' * drops}": (kernel, {**constants, "DROPOUT": drops})
     for kernel, constants in (
-        ("forward_tile", _TILE),
-        ("backward_tile", _TILE),
-        ("forward_blocks", _BLOCKS),
-        ("backward_blocks", _BLOCKS),
+        ("forward_tile", {"LENGTH": 128, "HEAD": 64}),
+        ("backward_tile", {"LENGTH": 128, "EACH": 4, "HEAD": 64}),
+        ("forward_blocks", {"BLOCK": 64, "STEP": 64, "HEAD": 64}),
+        ("backward_blocks", {"BLOCK": 128, "STEP": 32, "HEAD": 64}),
     )
     for drops in (False, True)
 }
@@ -51,16 +49,15 @@ def _tile(pointer, rows, stride, HEAD: tl.constexpr):
 
 
 @triton.jit
-def _head(pointer, length, parts: tl.constexpr, HEAD: tl.constexpr):
-    """Pointer to this program's sequence and head in [B, length, parts, H, HEAD], part 0."""
-    sequence, head, heads = tl.program_id(1), tl.program_id(0), tl.num_programs(0)
-    return pointer + (sequence.to(tl.int64) * length * parts * heads + head) * HEAD
+def _head(pointer, length, parts: tl.constexpr, heads, head, HEAD: tl.constexpr):
+    """Pointer to a head of this program's sequence in [B, length, parts, heads, HEAD], part 0."""
+    return pointer + (tl.program_id(1).to(tl.int64) * length * parts * heads + head) * HEAD
 
 
 @triton.jit
-def _row_bits(rows, length, start):
+def _row_bits(rows, length, heads, head, start):
     """The part of an element's number in the hash's first step that its row decides."""
-    row = (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * length + rows
+    row = (tl.program_id(1) * heads + head) * length + rows
     return (row * length).to(tl.uint32) * 0x9E3779B9 + start
 
 
@@ -94,89 +91,76 @@ def _score_bias(bias, length, columns):
 
 
 @triton.jit
-def forward_tile(
-    qkv,
-    bias,
-    keys,
-    out,
-    LENGTH: tl.constexpr,
-    STEP: tl.constexpr,
-    HEAD: tl.constexpr,
-    DROPOUT: tl.constexpr,
-):
-    """All keys at once, STEP queries at a time: grid (H, B, 1)."""
+def forward_tile(qkv, bias, keys, out, LENGTH: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr):
+    """A head's whole sequence at once: grid (H, B, 1)."""
     half = qkv.dtype.element_ty
-    heads = tl.num_programs(0)
+    heads, head = tl.num_programs(0), tl.program_id(0)
     stride = 3 * heads * HEAD
-    columns = tl.arange(0, LENGTH)
-    source = _head(qkv, LENGTH, 3, HEAD)
-    key = tl.load(_tile(source + heads * HEAD, columns, stride, HEAD))
-    value = tl.load(_tile(source + 2 * heads * HEAD, columns, stride, HEAD))
+    places = tl.arange(0, LENGTH)
+    source = _tile(_head(qkv, LENGTH, 3, heads, head, HEAD), places, stride, HEAD)
+    query, key = tl.load(source), tl.load(source + heads * HEAD)
+    value = tl.load(source + 2 * heads * HEAD)
     start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
-    score_bias, column_bits = _score_bias(bias, LENGTH, columns), _column_bits(columns)
-    keep_scale = _keep_scale(threshold, DROPOUT)
 
-    for first in range(0, LENGTH, STEP):
-        rows = first + tl.arange(0, STEP)
-        query = tl.load(_tile(source, rows, stride, HEAD))
-        score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5) + score_bias[None, :]
-        weight = tl.exp2(score - tl.max(score, 1)[:, None])
-        total = tl.sum(weight, 1)
-        if DROPOUT:
-            bits = _row_bits(rows, LENGTH, start)[:, None] + column_bits[None, :]
-            weight = tl.where(_kept(bits, second, threshold), weight, 0.0)
-        result = tl.dot(weight.to(half), value) * (keep_scale / total)[:, None]
-        tl.store(_tile(_head(out, LENGTH, 1, HEAD), rows, heads * HEAD, HEAD), result.to(half))
+    score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
+    score += _score_bias(bias, LENGTH, places)[None, :]
+    weight = tl.exp2(score - tl.max(score, 1)[:, None])
+    total = tl.sum(weight, 1)
+    if DROPOUT:
+        # The sum is never 0. Asked for here, the hash waits for it: computed beside the exponentials it needs
+        # so many registers that one program fits a multiprocessor where now two do.
+        row_bits = tl.where(total > 0, _row_bits(places, LENGTH, heads, head, start), 0)
+        kept = _kept(row_bits[:, None] + _column_bits(places)[None, :], second, threshold)
+        weight = tl.where(kept, weight, 0.0)
+    result = tl.dot(weight.to(half), value) * (_keep_scale(threshold, DROPOUT) / total)[:, None]
+    target = _tile(_head(out, LENGTH, 1, heads, head, HEAD), places, heads * HEAD, HEAD)
+    tl.store(target, result.to(half))
 
 
 @triton.jit
 def backward_tile(
-    qkv,
-    bias,
-    keys,
-    d_out,
-    d_qkv,
-    LENGTH: tl.constexpr,
-    STEP: tl.constexpr,
-    HEAD: tl.constexpr,
-    DROPOUT: tl.constexpr,
-):
-    """The gradient of `forward_tile`, which is computed again: grid (H, B, 1)."""
+    qkv, bias, keys, d_out, d_qkv,
+    LENGTH: tl.constexpr, EACH: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `forward_tile`, which is computed again: grid (H / EACH, B, 1).
+
+    EACH heads one after the other, so that a head is loaded while the one before is computed: a program takes
+    all registers of a multiprocessor, and nothing else would run meanwhile.
+    """
     half = qkv.dtype.element_ty
-    heads = tl.num_programs(0)
+    heads = tl.num_programs(0) * EACH
     stride = 3 * heads * HEAD
-    columns = tl.arange(0, LENGTH)
-    source, target = _head(qkv, LENGTH, 3, HEAD), _head(d_qkv, LENGTH, 3, HEAD)
-    key = tl.load(_tile(source + heads * HEAD, columns, stride, HEAD))
-    value = tl.load(_tile(source + 2 * heads * HEAD, columns, stride, HEAD))
+    places = tl.arange(0, LENGTH)
+    column_bits = _column_bits(places)
     start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
-    score_bias, column_bits = _score_bias(bias, LENGTH, columns), _column_bits(columns)
     keep_scale = _keep_scale(threshold, DROPOUT)
     scale = keep_scale * HEAD**-0.5
+    first = tl.program_id(0) * EACH
+    for head in range(first, first + EACH):
+        source = _tile(_head(qkv, LENGTH, 3, heads, head, HEAD), places, stride, HEAD)
+        query, key = tl.load(source), tl.load(source + heads * HEAD)
+        value = tl.load(source + 2 * heads * HEAD)
+        upstream = tl.load(_tile(_head(d_out, LENGTH, 1, heads, head, HEAD), places, heads * HEAD, HEAD))
+        target = _tile(_head(d_qkv, LENGTH, 3, heads, head, HEAD), places, stride, HEAD)
 
-    d_key = tl.zeros([LENGTH, HEAD], tl.float32)
-    d_value = tl.zeros([LENGTH, HEAD], tl.float32)
-    for first in range(0, LENGTH, STEP):
-        rows = first + tl.arange(0, STEP)
-        query = tl.load(_tile(source, rows, stride, HEAD))
-        upstream = tl.load(_tile(_head(d_out, LENGTH, 1, HEAD), rows, heads * HEAD, HEAD))
-        score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5) + score_bias[None, :]
+        score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
+        score += _score_bias(bias, LENGTH, places)[None, :]
         weight = tl.exp2(score - tl.max(score, 1)[:, None])
         weight *= (1 / tl.sum(weight, 1))[:, None]
         d_weight = tl.dot(upstream, tl.trans(value))
         kept_weight = weight
         if DROPOUT:
-            bits = _row_bits(rows, LENGTH, start)[:, None] + column_bits[None, :]
-            kept = _kept(bits, second, threshold)
+            row_bits = _row_bits(places, LENGTH, heads, head, start)
+            kept = _kept(row_bits[:, None] + column_bits[None, :], second, threshold)
             kept_weight = tl.where(kept, weight, 0.0)
             d_weight = tl.where(kept, d_weight, 0.0)
-        d_value = tl.dot(tl.trans(kept_weight.to(half)), upstream, d_value)
+        d_value = tl.dot(tl.trans(kept_weight.to(half)), upstream)
+        tl.store(target + 2 * heads * HEAD, (d_value * keep_scale).to(half))
+
         d_weight *= weight
         d_score = (d_weight - weight * tl.sum(d_weight, 1)[:, None]).to(half)
-        tl.store(_tile(target, rows, stride, HEAD), (tl.dot(d_score, key) * scale).to(half))
-        d_key = tl.dot(tl.trans(d_score), query, d_key)
-    tl.store(_tile(target + heads * HEAD, columns, stride, HEAD), (d_key * scale).to(half))
-    tl.store(_tile(target + 2 * heads * HEAD, columns, stride, HEAD), (d_value * keep_scale).to(half))
+        tl.store(target, (tl.dot(d_score, key) * scale).to(half))
+        tl.store(target + heads * HEAD, (tl.dot(tl.trans(d_score), query) * scale).to(half))
 
 
 @triton.jit
@@ -193,13 +177,13 @@ def forward_blocks(
 ):
     """BLOCK queries a program, STEP keys at a time: grid (H, B, S / BLOCK)."""
     half = qkv.dtype.element_ty
-    heads, length = tl.num_programs(0), tl.num_programs(2) * BLOCK
+    heads, head, length = tl.num_programs(0), tl.program_id(0), tl.num_programs(2) * BLOCK
     rows = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     stride = 3 * heads * HEAD
-    source = _head(qkv, length, 3, HEAD)
+    source = _head(qkv, length, 3, heads, head, HEAD)
     query = tl.load(_tile(source, rows, stride, HEAD))
     start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
-    row_bits = _row_bits(rows, length, start)
+    row_bits = _row_bits(rows, length, heads, head, start)
 
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -221,7 +205,7 @@ def forward_blocks(
         largest = new_largest
 
     result *= (_keep_scale(threshold, DROPOUT) / total)[:, None]
-    tl.store(_tile(_head(out, length, 1, HEAD), rows, heads * HEAD, HEAD), result.to(half))
+    tl.store(_tile(_head(out, length, 1, heads, head, HEAD), rows, heads * HEAD, HEAD), result.to(half))
     row_statistics = statistics + (tl.program_id(1) * heads + tl.program_id(0)) * 2 * length + rows
     tl.store(row_statistics, largest)
     tl.store(row_statistics + length, 1 / total)
@@ -230,14 +214,14 @@ def forward_blocks(
 @triton.jit
 def _key_value_gradients(
     qkv, bias, keys, out, statistics, d_out, d_qkv,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Of transposed scores, [keys, queries]: so the products' left sides stay in registers."""
     half = qkv.dtype.element_ty
-    heads, length = tl.num_programs(0), tl.num_programs(2) * BLOCK
+    heads, head, length = tl.num_programs(0), tl.program_id(0), tl.num_programs(2) * BLOCK
     columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     stride = 3 * heads * HEAD
-    source, target = _head(qkv, length, 3, HEAD), _head(d_qkv, length, 3, HEAD)
+    source, target = _head(qkv, length, 3, heads, head, HEAD), _head(d_qkv, length, 3, heads, head, HEAD)
     key = tl.load(_tile(source + heads * HEAD, columns, stride, HEAD))
     value = tl.load(_tile(source + 2 * heads * HEAD, columns, stride, HEAD))
     start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
@@ -256,16 +240,12 @@ def _key_value_gradients(
         d_weight = tl.dot(value, tl.trans(upstream))
         kept_weight = weight
         if DROPOUT:
-            bits = column_bits[:, None] + _row_bits(rows, length, start)[None, :]
+            bits = column_bits[:, None] + _row_bits(rows, length, heads, head, start)[None, :]
             kept = _kept(bits, second, threshold)
             kept_weight = tl.where(kept, weight, 0.0)
             d_weight = tl.where(kept, d_weight, 0.0)
         d_value = tl.dot(kept_weight.to(half), upstream, d_value)
-        d_score = (weight * (d_weight - delta[None, :])).to(half)
-        d_key = tl.dot(d_score, query, d_key)
-        if WHOLE:
-            d_query = tl.dot(tl.trans(d_score), key) * (keep_scale * HEAD**-0.5)
-            tl.store(_tile(target, rows, stride, HEAD), d_query.to(half))
+        d_key = tl.dot((weight * (d_weight - delta[None, :])).to(half), query, d_key)
     d_key *= keep_scale * HEAD**-0.5
     tl.store(_tile(target + heads * HEAD, columns, stride, HEAD), d_key.to(half))
     tl.store(_tile(target + 2 * heads * HEAD, columns, stride, HEAD), (d_value * keep_scale).to(half))
@@ -278,16 +258,16 @@ def _query_gradient(
 ):  # fmt: skip
     """Scores as [queries, keys]."""
     half = qkv.dtype.element_ty
-    heads, length = tl.num_programs(0), tl.num_programs(2) * BLOCK
+    heads, head, length = tl.num_programs(0), tl.program_id(0), tl.num_programs(2) * BLOCK
     rows = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     stride = 3 * heads * HEAD
-    source = _head(qkv, length, 3, HEAD)
+    source = _head(qkv, length, 3, heads, head, HEAD)
     start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
     keep_scale = _keep_scale(threshold, DROPOUT)
     query = tl.load(_tile(source, rows, stride, HEAD))
     largest, inverse = _statistics(statistics, rows, length)
     upstream, delta = _upstream(out, d_out, rows, length, keep_scale, HEAD)
-    row_bits = _row_bits(rows, length, start)
+    row_bits = _row_bits(rows, length, heads, head, start)
 
     d_query = tl.zeros([BLOCK, HEAD], tl.float32)
     for first in range(0, length, STEP):
@@ -304,7 +284,7 @@ def _query_gradient(
         d_score = weight * (inverse[:, None] * (d_weight - delta[:, None]))
         d_query = tl.dot(d_score.to(half), key, d_query)
     d_query *= keep_scale * HEAD**-0.5
-    tl.store(_tile(_head(d_qkv, length, 3, HEAD), rows, stride, HEAD), d_query.to(half))
+    tl.store(_tile(_head(d_qkv, length, 3, heads, head, HEAD), rows, stride, HEAD), d_query.to(half))
 
 
 @triton.jit
@@ -317,9 +297,10 @@ def _statistics(statistics, rows, length):
 @triton.jit
 def _upstream(out, d_out, rows, length, keep_scale, HEAD: tl.constexpr):
     """Rows of the upstream gradient, and what their products with `out`'s come to before 1 / (1 - rate)."""
-    stride = tl.num_programs(0) * HEAD
-    upstream = tl.load(_tile(_head(d_out, length, 1, HEAD), rows, stride, HEAD))
-    result = tl.load(_tile(_head(out, length, 1, HEAD), rows, stride, HEAD))
+    heads, head = tl.num_programs(0), tl.program_id(0)
+    stride = heads * HEAD
+    upstream = tl.load(_tile(_head(d_out, length, 1, heads, head, HEAD), rows, stride, HEAD))
+    result = tl.load(_tile(_head(out, length, 1, heads, head, HEAD), rows, stride, HEAD))
     along = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
     return upstream, along / keep_scale
 
@@ -330,14 +311,5 @@ def backward_blocks(
     BLOCK: tl.constexpr, STEP: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """The gradients of BLOCK keys and values, then of BLOCK queries: grid (H, B, S / BLOCK)."""
-    _key_value_gradients(qkv, bias, keys, out, statistics, d_out, d_qkv, BLOCK, STEP, HEAD, DROPOUT, False)
+    _key_value_gradients(qkv, bias, keys, out, statistics, d_out, d_qkv, BLOCK, STEP, HEAD, DROPOUT)
     _query_gradient(qkv, bias, keys, out, statistics, d_out, d_qkv, BLOCK, STEP, HEAD, DROPOUT)
-
-
-@triton.jit
-def backward_whole(
-    qkv, bias, keys, out, statistics, d_out, d_qkv,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr,
-):  # fmt: skip
-    """All."""
-    _key_value_gradients(qkv, bias, keys, out, statistics, d_out, d_qkv, BLOCK, STEP, HEAD, DROPOUT, True)

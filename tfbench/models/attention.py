@@ -35,7 +35,7 @@ def fused_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: int) -> 
     where `tfbench.kernels.obstacle` finds none, and inside `tf.function(jit_compile=True)` only.
     """
     _, length, _, heads, size = qkv.shape
-    forward, backward = attention_kernels(qkv.dtype.name, length, size, bool(rate))
+    forward, backward = attention_kernels(qkv.dtype.name, length, heads, size, bool(rate))
     keys = dropout_keys(rate, seed, place)
 
     @tf.custom_gradient
@@ -61,7 +61,7 @@ def _launch(kernel: Kernel, operands: Sequence[Any], outputs: Sequence[tf.Tensor
     from tfbench.kernels.call import triton_call
 
     batch, length, _, heads, _ = operands[0].shape
-    grid = (heads, batch, length // kernel.block)
+    grid = (heads // kernel.heads, batch, length // kernel.block)
     return triton_call(kernel.name, kernel.ir, operands, outputs, grid, kernel.num_warps, kernel.num_stages)
 
 
