@@ -109,7 +109,7 @@ def test_pointers_of_the_texts_are_the_tensors_of_a_block(
     monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """A block of BERT in training: number and dtypes of what each of its kernels reads and writes."""
-    shape = BertShape(1, 128, 2, 512, 64)
+    shape = BertShape(1, 128, 2, 512, 128)
     launched = []
 
     def launch(name: str, ir: str, operands: Any, outputs: Any, *_: Any) -> list[Any]:
@@ -122,9 +122,9 @@ def test_pointers_of_the_texts_are_the_tensors_of_a_block(
     monkeypatch.setattr(kernel_call, "triton_call", launch)
     with step_helpers.dtype_policy(f"mixed_{dtype}"):
         block = EncoderBlock(shape, 0.1, 1, fused=True)
-        x = tf.ones((2, 64, shape.hidden), tf.as_dtype(dtype))
+        x = tf.ones((2, 128, shape.hidden), tf.as_dtype(dtype))
         with tf.GradientTape() as tape:
-            out = block(x, score_bias=tf.zeros((2, 64)), training=True, seed=SEED)
+            out = block(x, score_bias=tf.zeros((2, 128)), training=True, seed=SEED)
         gradients = tape.gradient(out, block.trainable_weights)
     assert launched.count("norm_forward") == launched.count("norm_backward") == 2
     assert [gradient.dtype for gradient in gradients] == [tf.float32] * len(block.trainable_weights)
