@@ -33,6 +33,7 @@ OTHER_VALUES: dict[str, Any] = {
     "accumulate": 3,
     "precision": "mixed_bfloat16",
     "xla": True,
+    "kernels": "fused",
     "collectives": "inside",
     "scaling_mode": "strong",
     "optimizer": "lamb",

@@ -136,6 +136,7 @@ NAN, INF = math.nan, math.inf
         ({"collectives": "between"}, "--collectives=between: one of outside, inside"),
         ({"collectives": "inside", "xla": True}, "--collectives=inside: goes with --xla on GPUs only"),
         ({"collectives": "inside", "gpus": 2}, "--collectives=inside: goes with --xla on GPUs only"),
+        ({"kernels": "flash"}, "--kernels=flash: one of fused, plain"),
         ({"tag": "two\nlines"}, r"--tag='two\nlines': one line of text"),
     ],
 )

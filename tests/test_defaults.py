@@ -5,6 +5,7 @@ from run_helpers import gpu, machine
 
 from tfbench.config import ConfigError
 from tfbench.defaults import complete
+from tfbench.kernels import obstacle
 from tfbench.models import MODELS
 
 H200, V100, PASCAL = (
@@ -12,6 +13,7 @@ H200, V100, PASCAL = (
     gpu(name="Tesla V100-SXM2-32GB", memory_gib=32.0, compute_capability=(7, 0)),
     gpu(name="Tesla P100-PCIE-16GB", memory_gib=16.0, compute_capability=(6, 1)),
 )
+ADA = gpu(name="NVIDIA L40S", memory_gib=48.0, compute_capability=(8, 9))
 UNKNOWN_CAPABILITY = gpu(compute_capability=None, memory_gib=None)
 
 
@@ -228,6 +230,7 @@ def test_sizes_that_tensor_cores_dislike_are_named(choices, named):
         ({"model": "bert_tiny", "image_size": 64}, "--image_size=64: bert_tiny reads text: --seq_length"),
         ({"model": "bert_tiny", "seq_length": 4096}, "--seq_length=4096: at most 512 for bert_tiny"),
         ({"dropout": 0.1}, "--dropout=0.1: resnet50 has no dropout: 0"),
+        ({"kernels": "plain"}, "--kernels=plain: resnet50 has no choice: leave the flag out"),
         ({"data": "imagenet"}, "--data=imagenet: one of synthetic, digits, pydoc, tfds:ARGUMENT"),
         ({"data": "tfds:"}, "--data=tfds:: tfds needs an argument"),
         ({"data": "pydoc"}, "--data=pydoc: pydoc has text, resnet50 reads images: digits"),
@@ -240,6 +243,51 @@ def test_what_the_model_or_the_data_rules_out(choices, message):
     with pytest.raises(ConfigError) as refused:
         config_of(machine(H200), **choices)
     assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("card", "choices", "expected"),
+    [
+        (H200, {}, "fused"),
+        (H200, {"precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
+        (gpu(compute_capability=(8, 0)), {}, "fused"),
+        (ADA, {"seq_length": 512}, "fused"),
+        (H200, {"kernels": "plain"}, "plain"),
+        (H200, {"model": "resnet50"}, None),
+    ],
+)
+def test_kernels_are_fused_where_they_can_be(card, choices, expected):
+    assert config_of(machine(card), **{"model": "bert_base"} | choices).kernels == expected
+
+
+HALF = "goes with --precision=mixed_float16 or mixed_bfloat16"
+AMPERE = "needs compute capability 8.0, this GPU's is"
+
+
+@pytest.mark.parametrize(
+    ("here", "choices", "why"),
+    [
+        (machine(), {}, "goes with --xla on GPUs only"),
+        (machine(H200), {"xla": False}, "goes with --xla on GPUs only"),
+        (machine(H200), {"precision": "tf32"}, f"{HALF}, not tf32"),
+        (machine(V100), {}, f"{AMPERE} 7.0"),
+        (machine(H200, V100), {}, f"{AMPERE} 7.0"),
+        (machine(ADA), {}, "needs more shared memory at --seq_length=128 than a GPU of 8.9 has"),
+        (machine(UNKNOWN_CAPABILITY), {"precision": "mixed_float16"}, f"{AMPERE} unknown"),
+        (machine(H200), {"seq_length": 96}, "goes with a --seq_length that is a multiple of 128, not 96"),
+    ],
+)
+def test_kernels_are_plain_elsewhere_and_fused_is_refused(here, choices, why):
+    assert config_of(here, model="bert_base", **choices).kernels == "plain"
+    with pytest.raises(ConfigError) as refused:
+        config_of(here, model="bert_base", kernels="fused", **choices)
+    assert str(refused.value) == f"--kernels=fused: {why}; --kernels=plain runs everywhere"
+
+
+def test_kernels_for_other_head_widths_are_plain():
+    assert {spec.head_size for spec in MODELS.values()} == {None, 64}
+    config = config_of(machine(H200), model="bert_base")
+    assert obstacle(config, 32, (9, 0)) == "needs heads of width 64, this model's have 32"
 
 
 def test_missing_data_is_named_with_path_and_remedy(tmp_path):

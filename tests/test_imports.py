@@ -20,10 +20,11 @@ MAY_IMPORT = {
     "precision": set(),
     "hardware": set(),
     "measure": {"hardware"},
-    "models": {"config"},
+    "kernels": {"config"},
+    "models": {"config", "kernels"},
     "data": {"config", "models"},
     "flags": _CHOICES,
-    "defaults": _CHOICES | {"hardware"},
+    "defaults": _CHOICES | {"hardware", "kernels"},
     "training": {"data"},
     "checks": {"devices", "hardware", "measure"},
     "sweeping": {

@@ -16,7 +16,7 @@ from scipy import special
 from step_helpers import SEQ_LENGTH, TEXT, dtype_policy, text_batch
 
 from tfbench.config import BenchmarkConfig, ConfigError
-from tfbench.models import MODELS, bert_model
+from tfbench.models import MODELS, attention, bert_model, residual_norm
 from tfbench.models.bert import BERT_BASE_SHAPE, BERT_LARGE_SHAPE, BertShape, masked_positions
 from tfbench.models.bert_model import Bert
 from tfbench.models.layers import (
@@ -535,6 +535,8 @@ def test_every_dropout_of_bert_has_its_own_place(monkeypatch: pytest.MonkeyPatch
         return x
 
     monkeypatch.setattr(bert_model, "dropout", seen)
+    monkeypatch.setattr(attention, "dropout", seen)
+    monkeypatch.setattr(residual_norm, "dropout", seen)
     model = Bert(BertShape(3, 32, 2, 64, SEQ_LENGTH), dropout_rate=0.25)
     model(text_batch(1), training=True, seed=tf.constant([0, 0]))
     assert sorted(places) == [(place, 0.25) for place in range(1 + 3 * 3)]  # embedding; three in a block

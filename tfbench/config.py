@@ -26,6 +26,9 @@ _NOT_IN_RUN_KEY = frozenset(
 # "outside": between two compiled programs. "inside": the whole step is one XLA program with the all-reduce in
 # it, which is faster on several GPUs; crashes and hangs of this were reported (tensorflow#56423, #61314).
 COLLECTIVES = ("outside", "inside")
+# "fused": what memory limits is one kernel of tfbench's own each way, see tfbench.kernels. "plain": formulas,
+# which XLA makes its kernels of.
+KERNELS = ("fused", "plain")
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 MAX_SEED = 2**32 - 1  # NumPy's, which Keras seeds too
 # "ram": images are decoded and resized once and kept, "auto": where they fit. See tfbench.data.cache.
@@ -74,6 +77,7 @@ class BenchmarkConfig:
     accumulate: int = 1  # micro-batches summed into one optimizer update
     precision: str = "fp32"  # a name in tfbench.precision.PRECISIONS
     xla: bool = False
+    kernels: str | None = None  # of text models: see KERNELS; None for image models
     collectives: str = "outside"  # where gradients are summed over replicas: see COLLECTIVES
     scaling_mode: str = "weak"  # see SCALING_MODES
     optimizer: str = "sgd"  # a name in tfbench.optimizers.OPTIMIZERS
@@ -116,6 +120,8 @@ class BenchmarkConfig:
             raise ConfigError("lr_schedule", self.lr_schedule, f"one of {', '.join(LEARNING_RATE_SCHEDULES)}")
         if self.collectives not in COLLECTIVES:
             raise ConfigError("collectives", self.collectives, f"one of {', '.join(COLLECTIVES)}")
+        if self.kernels not in (None, *KERNELS):
+            raise ConfigError("kernels", self.kernels, f"one of {', '.join(KERNELS)}")
         if self.scaling_mode not in SCALING_MODES:
             raise ConfigError("scaling_mode", self.scaling_mode, f"one of {', '.join(SCALING_MODES)}")
         if self.cache not in CACHES:

@@ -4,11 +4,13 @@ Defaults depend on the model and on the device: a GPU measures for real, a CPU s
 ends in about two minutes.
 """
 
+import dataclasses
 from typing import Any
 
 from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.data import parse, require_image_files, require_text_files
 from tfbench.hardware.gpus import Machine
+from tfbench.kernels import obstacle
 from tfbench.models import MODELS, ModelSpec
 from tfbench.models.spec import Defaults
 from tfbench.precision import PRECISIONS, fastest_precision
@@ -43,6 +45,7 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     sized = sizes | chosen
     config = BenchmarkConfig(**_other_defaults(spec, sized, bool(gpus)) | sized | {"gpus": gpus})
     _refuse_sizes(config, spec)
+    config = dataclasses.replace(config, kernels=_kernels(config, spec, compute_capability))
     dataset_spec, _ = parse(config.data)
     dataset_spec.check(config, spec)
     require_image_files(config, dataset_spec)
@@ -156,6 +159,24 @@ def _refuse_sizes(config: BenchmarkConfig, spec: ModelSpec) -> None:
         raise ConfigError("seq_length", config.seq_length, f"at most {spec.max_seq_length} for {spec.name}")
     if spec.kind == "image" and config.dropout:
         raise ConfigError("dropout", config.dropout, f"{spec.name} has no dropout: 0")
+
+
+def _kernels(
+    config: BenchmarkConfig, spec: ModelSpec, compute_capability: tuple[int, int] | None
+) -> str | None:
+    """Whose kernels the run takes: fused ones where they can run and nothing else is asked for.
+
+    Raises:
+        ConfigError: fused where they cannot run, or a model that has none.
+    """
+    if spec.head_size is None:
+        if config.kernels is not None:
+            raise ConfigError("kernels", config.kernels, f"{spec.name} has no choice: leave the flag out")
+        return None
+    why_not = obstacle(config, spec.head_size, compute_capability)
+    if config.kernels == "fused" and why_not:
+        raise ConfigError("kernels", config.kernels, f"{why_not}; --kernels=plain runs everywhere")
+    return config.kernels or ("plain" if why_not else "fused")
 
 
 def _doubts(config: BenchmarkConfig, compute_capability: tuple[int, int] | None) -> list[str]:

@@ -9,6 +9,7 @@ from absl import flags
 from tfbench.config import (
     CACHES,
     COLLECTIVES,
+    KERNELS,
     LEARNING_RATE_SCHEDULES,
     ON_BAD_RECORD,
     SCALING_MODES,
@@ -69,6 +70,13 @@ flags.DEFINE_enum(
     "precision", None, list(PRECISIONS), "Number format. Default: the fastest that the device runs well."
 )
 flags.DEFINE_bool("xla", None, "Compile the step with XLA. Default: on a GPU.")
+flags.DEFINE_enum(
+    "kernels",
+    None,
+    KERNELS,
+    "Of text models. fused: the attention in kernels of tfbench's own, its scores stay out of memory; plain: "
+    "XLA's. Default: fused where that can run, in half precision with XLA on GPUs from Ampere on.",
+)
 flags.DEFINE_enum(
     "collectives",
     "outside",

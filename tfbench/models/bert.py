@@ -53,7 +53,7 @@ def _build(shape: BertShape, config: BenchmarkConfig) -> Any:
         raise ConfigError(
             "seq_length", config.seq_length, f"at most {shape.max_positions} for {config.model}"
         )
-    return Bert(shape, config.dropout)
+    return Bert(shape, config.dropout, fused=config.kernels == "fused")
 
 
 def _loss(model: Any, batch: dict[str, Any], training: bool, seed: Any) -> Any:
@@ -68,6 +68,7 @@ def _spec(name: str, shape: BertShape, **choices: Any) -> ModelSpec:
         kind="text",
         vocab_size=shape.vocab_size,
         max_seq_length=shape.max_positions,
+        head_size=shape.hidden // shape.heads,
         build=lambda config: _build(shape, config),
         loss=_loss,
         flops_per_sample=lambda config: flops_per_sample(shape, config.seq_length or 0),

@@ -5,8 +5,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfbench.models.attention import fused_attention, plain_attention
 from tfbench.models.bert import BertShape
-from tfbench.models.layers import LayerNorm, Linear, dropout, embedding_lookup, gelu, softmax
+from tfbench.models.layers import LayerNorm, Linear, dropout, embedding_lookup, gelu
+from tfbench.models.residual_norm import fused_residual_norm, plain_residual_norm
 
 LAYER_NORM_EPSILON = 1e-12  # the published models'
 # Added to the score of a padded place, in float32: far below any score, and finite, so that a row
@@ -21,10 +23,11 @@ PRODUCT_MULTIPLE = 64
 class Bert(keras.Model):
     """Batch dict (see ModelSpec; `token_type_ids` [B, S] optional, else 0) → float32 logits [B, K, vocab].
 
-    The head runs at the masked places only; its output matrix is the word embedding.
+    The head runs at the masked places only; its output matrix is the word embedding. `fused`: see
+    `tfbench.models.attention` and `tfbench.models.residual_norm`.
     """
 
-    def __init__(self, shape: BertShape, dropout_rate: float = 0.1):
+    def __init__(self, shape: BertShape, dropout_rate: float = 0.1, fused: bool = False):
         super().__init__()
         self.rate = dropout_rate
         hidden = shape.hidden
@@ -32,7 +35,7 @@ class Bert(keras.Model):
         self.position_embedding = _table(self, "position_embedding", shape.max_positions, hidden)
         self.type_embedding = _table(self, "type_embedding", 2, hidden)
         self.embedding_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
-        self.blocks = [EncoderBlock(shape, dropout_rate, 1 + 3 * i) for i in range(shape.layers)]
+        self.blocks = [EncoderBlock(shape, dropout_rate, 1 + 3 * i, fused) for i in range(shape.layers)]
         self.transform = Linear(hidden, hidden)
         self.transform_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
         self.output_bias = self.add_weight(name="output_bias", shape=(shape.vocab_size,), initializer="zeros")
@@ -42,7 +45,7 @@ class Bert(keras.Model):
         """See the class. `seed` int32 [2] decides the dropout masks; unused with rate 0 or not training."""
         rate = self.rate if training else 0.0
         x = dropout(self._embed(batch), rate, seed, place=0)
-        score_bias = MASKED_SCORE * (1 - tf.cast(batch["attention_mask"], tf.float32))[:, None, None, :]
+        score_bias = MASKED_SCORE * (1 - tf.cast(batch["attention_mask"], tf.float32))
         for block in self.blocks:
             x = block(x, score_bias=score_bias, training=training, seed=seed)
         return self._predict(tf.gather(x, batch["masked_positions"], batch_dims=1))
@@ -72,9 +75,11 @@ class Bert(keras.Model):
 class EncoderBlock(keras.layers.Layer):
     """Self-attention and the two-layer perceptron, each with dropout, residual and layer norm behind it."""
 
-    def __init__(self, shape: BertShape, dropout_rate: float, first_place: int):
+    def __init__(self, shape: BertShape, dropout_rate: float, first_place: int, fused: bool):
         super().__init__(autocast=False)  # Keras would cast score_bias too: MASKED_SCORE is -inf in float16
         self.heads, self.rate, self.first_place = shape.heads, dropout_rate, first_place
+        self.attention = fused_attention if fused else plain_attention
+        self.residual_norm = fused_residual_norm if fused else plain_residual_norm
         hidden = shape.hidden
         self.query_key_value = Linear(hidden, 3 * hidden)  # one product instead of three
         self.attention_output = Linear(hidden, hidden)
@@ -85,22 +90,22 @@ class EncoderBlock(keras.layers.Layer):
         self.built = True
 
     def call(self, x: Any, score_bias: Any, training: bool = False, seed: Any = None) -> Any:
-        """[B, S, hidden] → [B, S, hidden]; `score_bias` is float32 [B, 1, 1, S]."""
+        """[B, S, hidden] → [B, S, hidden]; `score_bias` is float32 [B, S]."""
         rate = self.rate if training else 0.0
-        attended = self.attention_output(self._attend(x, score_bias, rate, seed))
-        x = self.attention_norm(x + dropout(attended, rate, seed, self.first_place + 1))
-        inner = self.output_projection(gelu(self.intermediate(x)))
-        return self.output_norm(x + dropout(inner, rate, seed, self.first_place + 2))
+        heads = self._attend(x, score_bias, rate, seed)
+        x = self.residual_norm(
+            x, heads, self.attention_output, self.attention_norm, rate, seed, self.first_place + 1
+        )
+        inner = gelu(self.intermediate(x))
+        return self.residual_norm(
+            x, inner, self.output_projection, self.output_norm, rate, seed, self.first_place + 2
+        )
 
     def _attend(self, x: Any, score_bias: Any, rate: float, seed: Any) -> Any:
-        """Scaled dot-product attention over the heads; the softmax is float32 under every policy."""
+        """Every head's mean of the values, weighted by how its queries fit the keys: [B, S, hidden]."""
         length, hidden = x.shape[1:]
-        size = hidden // self.heads
-        qkv = tf.reshape(self.query_key_value(x), [-1, length, 3, self.heads, size])
-        query, key, value = tf.unstack(qkv, axis=2)
-        scores = tf.einsum("bqhd,bkhd->bhqk", query * size**-0.5, key)
-        weights = dropout(softmax(scores, score_bias), rate, seed, self.first_place)
-        return tf.reshape(tf.einsum("bhqk,bkhd->bqhd", weights, value), [-1, length, hidden])
+        qkv = tf.reshape(self.query_key_value(x), [-1, length, 3, self.heads, hidden // self.heads])
+        return self.attention(qkv, score_bias, rate, seed, self.first_place)
 
 
 def _table(model: keras.Model, name: str, rows: int, columns: int) -> Any:

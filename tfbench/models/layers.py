@@ -115,13 +115,15 @@ class Linear(keras.layers.Layer):
             shape=(in_features, out_features),
             initializer=keras.initializers.RandomNormal(stddev=standard_deviation),
         )
-        self.bias = self.add_weight(name="bias", shape=(out_features,), initializer="zeros")
+        # Cast here, not by Keras: the kernel of a fused sum takes it as it is.
+        self.bias = self.add_weight(name="bias", shape=(out_features,), initializer="zeros", autocast=False)
         self.built = True
 
-    def call(self, x: Any) -> Any:
-        """[..., in_features] → [..., out_features]."""
-        kernel, bias = tf.convert_to_tensor(self.kernel), tf.convert_to_tensor(self.bias)
-        y = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), kernel) + bias
+    def call(self, x: Any, add_bias: bool = True) -> Any:
+        """[..., in_features] → [..., out_features]; without the bias where the caller adds it."""
+        y = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), tf.convert_to_tensor(self.kernel))
+        if add_bias:
+            y += tf.cast(tf.convert_to_tensor(self.bias), y.dtype)
         return tf.reshape(y, [*x.shape[:-1], self.out_features])
 
 
@@ -155,11 +157,23 @@ def dropout(x: Any, rate: float, seed: Any, place: int) -> Any:
     """
     if not rate:
         return x
-    first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
-    start = _mixed(first + tf.constant(place * ODD % 2**32, tf.uint32), second)
+    start, second = mask_keys(seed, place)
     bits = _element_numbers(x.shape) * tf.constant(GOLDEN_RATIO, tf.uint32) + start
     keep = _mixed(bits, second) >= tf.constant(int(rate * 2**32), tf.uint32)
     return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
+
+
+def mask_keys(seed: Any, place: int) -> tuple[Any, Any]:
+    """Where the sequence of a dropout's bits starts, and the second key of its hash: uint32 scalars."""
+    first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
+    return _mixed(first + tf.constant(place * ODD % 2**32, tf.uint32), second), second
+
+
+def dropout_keys(rate: float, seed: Any, place: int) -> Any:
+    """What fused kernels make the mask of, uint32 [3]: `mask_keys`, and the bits below which they drop."""
+    if not rate:
+        return tf.zeros(3, tf.uint32)
+    return tf.stack([*mask_keys(seed, place), tf.constant(int(rate * 2**32), tf.uint32)])
 
 
 GOLDEN_RATIO = 0x9E3779B9  # odd, 2**32 over the golden ratio: Weyl's sequence spreads neighbours apart

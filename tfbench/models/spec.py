@@ -38,6 +38,7 @@ class ModelSpec:
     num_classes: int | None = None  # image models
     vocab_size: int | None = None  # text models
     max_seq_length: int | None = None  # text models: rows of the position embedding
+    head_size: int | None = None  # text models: width of a head of the attention
     build: Callable[[BenchmarkConfig], Any]  # → keras.Model, called in the strategy's scope
     loss: Callable[..., Any]  # (model, batch, training, seed) → losses.PerExample
     flops_per_sample: Callable[[BenchmarkConfig], int]  # forward + backward, 1 MAC = 2 FLOPs

@@ -20,7 +20,7 @@ LIMIT_COLUMNS = ("power_limit_w", "sm_clock_mhz_max", "pcie_link")
 
 # Flags without a column of their own that change a step's time, and BenchmarkConfig's default for rows
 # that were written before the flag existed.
-_FLAGS = {"collectives": "outside", "dropout": "0.0", "deterministic": "false"}
+_FLAGS = {"collectives": "outside", "kernels": "plain", "dropout": "0.0", "deterministic": "false"}
 _SETUP_COLUMNS = (
     "model", "image_size", "seq_length", "data", "precision", "xla", "strategy", "scaling_mode",
     "num_workers", "num_gpus", "num_replicas", "per_replica_batch_size", "accumulate",
@@ -108,6 +108,7 @@ def labels(rows: Sequence[RunRecord], machines: MachineNames) -> list[str]:
         [row.optimizer or "" for row in rows],
         [f"{row.steps_per_loop} steps a call" for row in rows],
         [f"collectives {flag_of(row, 'collectives')}" for row in rows],
+        [f"{flag_of(row, 'kernels')} kernels" for row in rows],
         [row.tag or "" for row in rows],
     ]
     where = [f"machine {machines[machine_of(row)]}" if len(machines) > 1 else "" for row in rows]

@@ -1,0 +1,139 @@
+"""GPU kernels of tfbench's own: Triton's intermediate representation, which XLA compiles. TensorFlow-free."""
+
+import dataclasses
+import functools
+import importlib.resources
+
+from tfbench.config import BenchmarkConfig
+
+HEAD_SIZE = 64  # of every published BERT
+LEAST_COMPUTE_CAPABILITY = (8, 0)  # of the cards that XLA compiles Triton kernels for
+# Cards whose programs have 99 KiB of shared memory, all others from 8.0 on have 163 at least (technical
+# specifications in the CUDA C++ Programming Guide); the backward kernel for TILE_LENGTH takes 113 to 165.
+SMALL_SHARED_MEMORY = frozenset({(8, 6), (8, 9), (12, 0), (12, 1)})
+TILE_LENGTH = 128  # tokens whose scores of one head fit a program's registers
+HEADS_EACH = 4  # of a program of the backward kernel for that length
+LENGTH_UNIT = 128  # sequences are whole multiples of it
+NORM_FEATURES = (128, 768, 1024)  # hidden sizes of the BERTs here
+NORM_SUM_ROWS = 64  # of a program of the norm's backward kernel, which sums over them
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel and how it is launched.
+
+    Attributes:
+        name: of its function in `ir`.
+        ir: its text, TTIR.
+        block: places of the sequence, or rows, that one program computes.
+        num_warps: of a program.
+        num_stages: loads under way at once in its loops.
+        keeps_statistics: whether it writes the softmax's statistics for the backward kernel.
+        heads: that one program computes, one after the other.
+    """
+
+    name: str
+    ir: str
+    block: int
+    num_warps: int
+    num_stages: int
+    keeps_statistics: bool = False
+    heads: int = 1
+
+
+def obstacle(
+    config: BenchmarkConfig, head_size: int, compute_capability: tuple[int, int] | None
+) -> str | None:
+    """Why the fused kernels cannot run; None where they can.
+
+    Args:
+        config: of a text model's run.
+        head_size: width of a head.
+        compute_capability: the least of the GPUs used; None without one or where it is not known.
+    """
+    if not (config.gpus and config.xla):
+        return "goes with --xla on GPUs only"
+    if not config.precision.startswith("mixed"):
+        return f"goes with --precision=mixed_float16 or mixed_bfloat16, not {config.precision}"
+    if compute_capability is None or compute_capability < LEAST_COMPUTE_CAPABILITY:
+        version = "unknown" if compute_capability is None else ".".join(map(str, compute_capability))
+        return f"needs compute capability 8.0, this GPU's is {version}"
+    if config.seq_length == TILE_LENGTH and compute_capability in SMALL_SHARED_MEMORY:
+        version = ".".join(map(str, compute_capability))
+        return f"needs more shared memory at --seq_length={TILE_LENGTH} than a GPU of {version} has"
+    if head_size != HEAD_SIZE:
+        return f"needs heads of width {HEAD_SIZE}, this model's have {head_size}"
+    if config.seq_length is None or config.seq_length % LENGTH_UNIT:
+        return f"goes with a --seq_length that is a multiple of {LENGTH_UNIT}, not {config.seq_length}"
+    return None
+
+
+def attention_kernels(
+    dtype: str, seq_length: int, heads: int, head_size: int, drops: bool
+) -> tuple[Kernel, Kernel]:
+    """The fused attention's forward and backward kernel; their arguments are told in `attention.py`.
+
+    Args:
+        dtype: of its tensors, float16 or bfloat16.
+        seq_length: tokens, a multiple of LENGTH_UNIT.
+        heads: of a layer.
+        head_size: HEAD_SIZE.
+        drops: whether there is dropout.
+
+    Raises:
+        ValueError: there is no kernel for these.
+    """
+    if dtype not in _MLIR_NAMES or seq_length < 1 or seq_length % LENGTH_UNIT or head_size != HEAD_SIZE:
+        raise ValueError(
+            f"no fused attention of {dtype}, length {seq_length}, heads of width {head_size}; accepted are "
+            f"{' and '.join(_MLIR_NAMES)}, multiples of {LENGTH_UNIT}, and {HEAD_SIZE}"
+        )
+    kind = "tile" if seq_length == TILE_LENGTH and heads % HEADS_EACH == 0 else "blocks"
+    return _kernel(f"forward_{kind}", dtype, drops), _kernel(f"backward_{kind}", dtype, drops)
+
+
+def norm_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
+    """The forward and backward kernel of bias, dropout, sum and layer norm; their arguments: see `norm.py`.
+
+    Args:
+        dtype: of its tensors, float16 or bfloat16.
+        features: one of NORM_FEATURES.
+
+    Raises:
+        ValueError: there is no kernel for these.
+    """
+    if dtype not in _MLIR_NAMES or features not in NORM_FEATURES:
+        raise ValueError(
+            f"no fused norm of {dtype}, {features} features; accepted are {' and '.join(_MLIR_NAMES)}, and "
+            f"{', '.join(map(str, NORM_FEATURES))}"
+        )
+    ir = [_text(f"{name}_{features}", dtype) for name in ("norm_forward", "norm_backward")]
+    # Two warps: the fastest of those tried on an H200.
+    forward = Kernel("norm_forward", ir[0], block=1, num_warps=2, num_stages=1)
+    return forward, Kernel("norm_backward", ir[1], block=NORM_SUM_ROWS, num_warps=2, num_stages=1)
+
+
+_MLIR_NAMES = {"float16": "f16", "bfloat16": "bf16"}
+# Block, heads, warps and stages: the fastest of those tried on an H200.
+_LAUNCHES = {
+    "forward_tile": (TILE_LENGTH, 1, 8, 1),
+    "backward_tile": (TILE_LENGTH, HEADS_EACH, 8, 2),
+    "forward_blocks": (64, 1, 4, 3),
+    "backward_blocks": (128, 1, 8, 3),
+}
+
+
+def _kernel(name: str, dtype: str, drops: bool) -> Kernel:
+    """One of attention's four."""
+    ir = _text(f"attention_{name}{'_dropout' * drops}", dtype)
+    block, heads, num_warps, num_stages = _LAUNCHES[name]
+    return Kernel(name, ir, block, num_warps, num_stages, name.endswith("blocks"), heads)
+
+
+@functools.cache
+def _text(stem: str, dtype: str) -> str:
+    """A text that `generate.py` wrote, for tensors of this dtype: it writes them for float16, whose name is
+    all in which another's would differ.
+    """
+    text = importlib.resources.files(__package__).joinpath("ttir", f"{stem}.ttir").read_text()
+    return text.replace("f16", _MLIR_NAMES[dtype])

@@ -1,0 +1,315 @@
+"""Self-attention with dropout as Triton kernels: the sources of the texts in `ttir`.
+
+Read by `tfbench.kernels.generate` and by tests alone: running needs the texts, not Triton.
+
+A program computes a head of a sequence, or a block of its places; the grid tells H, and S where it varies.
+Arguments are pointers to dense row-major tensors:
+
+    qkv, d_qkv  half [B, S, 3, H, D]: queries, keys and values, and their gradient
+    bias        float32 [B, S], added to the scores of a key
+    keys        uint32 [3]: start and second of the mask's hash (`tfbench.models.layers.dropout`), and the
+                threshold below which an element is dropped, rate · 2**32
+    out, d_out  half [B, S, H, D]
+    statistics  float32 [B, H, 2, S]: a row's largest score in units of log 2, 1 / its sum of exponentials
+
+The weights exp2(score - largest) are rounded to half unnormalised; 1 / sum and 1 / (1 - rate) multiply the
+float32 results: the plain path's sums, rounded less often.
+"""
+
+import triton
+import triton.language as tl
+
+# Of the arguments above; {half} is the data's dtype.
+POINTERS = {
+    "qkv": "*{half}",
+    "bias": "*fp32",
+    "keys": "*u32",
+    "out": "*{half}",
+    "statistics": "*fp32",
+    "d_out": "*{half}",
+    "d_qkv": "*{half}",
+}
+# Names of the texts: the kernel and its constants.
+TEXTS = {
+    f"attention_{kernel}{'_dropout' * drops}": (kernel, {**constants, "DROPOUT": drops})
+    for kernel, constants in (
+        ("forward_tile", {"LENGTH": 128, "HEAD": 64}),
+        ("backward_tile", {"LENGTH": 128, "EACH": 4, "HEAD": 64}),
+        ("forward_blocks", {"BLOCK": 64, "STEP": 64, "HEAD": 64}),
+        ("backward_blocks", {"BLOCK": 128, "STEP": 32, "HEAD": 64}),
+    )
+    for drops in (False, True)
+}
+
+
+@triton.jit
+def _tile(pointer, rows, stride, HEAD: tl.constexpr):
+    """Pointers to the rows of one head: [rows, HEAD]."""
+    return pointer + rows[:, None] * stride + tl.arange(0, HEAD)[None, :]
+
+
+@triton.jit
+def _head(pointer, length, parts: tl.constexpr, heads, head, HEAD: tl.constexpr):
+    """Pointer to a head of this program's sequence in [B, length, parts, heads, HEAD], part 0."""
+    return pointer + (tl.program_id(1).to(tl.int64) * length * parts * heads + head) * HEAD
+
+
+@triton.jit
+def _row_bits(rows, length, heads, head, start):
+    """The part of an element's number in the hash's first step that its row decides."""
+    row = (tl.program_id(1) * heads + head) * length + rows
+    return (row * length).to(tl.uint32) * 0x9E3779B9 + start
+
+
+@triton.jit
+def _column_bits(columns):
+    """The part that its column decides."""
+    return columns.to(tl.uint32) * 0x9E3779B9
+
+
+@triton.jit
+def _kept(bits, second, threshold):
+    """Which elements dropout keeps: the hash `_mixed` of `tfbench.models.layers`."""
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D + second
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    return (bits ^ (bits >> 16)) >= threshold
+
+
+@triton.jit
+def _keep_scale(threshold, DROPOUT: tl.constexpr):
+    """1 / (1 - rate)."""
+    scale = 1.0
+    if DROPOUT:
+        scale = 1 / (1 - threshold.to(tl.float32) * 2.0**-32)
+    return scale
+
+
+@triton.jit
+def _score_bias(bias, length, columns):
+    """The keys' bias in units of log 2."""
+    return tl.load(bias + tl.program_id(1) * length + columns) * 1.4426950408889634
+
+
+@triton.jit
+def forward_tile(qkv, bias, keys, out, LENGTH: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr):
+    """A head's whole sequence at once: grid (H, B, 1)."""
+    half = qkv.dtype.element_ty
+    heads, head = tl.num_programs(0), tl.program_id(0)
+    stride = 3 * heads * HEAD
+    places = tl.arange(0, LENGTH)
+    source = _tile(_head(qkv, LENGTH, 3, heads, head, HEAD), places, stride, HEAD)
+    query, key = tl.load(source), tl.load(source + heads * HEAD)
+    value = tl.load(source + 2 * heads * HEAD)
+    start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
+
+    score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
+    score += _score_bias(bias, LENGTH, places)[None, :]
+    weight = tl.exp2(score - tl.max(score, 1)[:, None])
+    total = tl.sum(weight, 1)
+    if DROPOUT:
+        # The sum is never 0. Asked for here, the hash waits for it: computed beside the exponentials it needs
+        # so many registers that one program fits a multiprocessor where now two do.
+        row_bits = tl.where(total > 0, _row_bits(places, LENGTH, heads, head, start), 0)
+        kept = _kept(row_bits[:, None] + _column_bits(places)[None, :], second, threshold)
+        weight = tl.where(kept, weight, 0.0)
+    result = tl.dot(weight.to(half), value) * (_keep_scale(threshold, DROPOUT) / total)[:, None]
+    target = _tile(_head(out, LENGTH, 1, heads, head, HEAD), places, heads * HEAD, HEAD)
+    tl.store(target, result.to(half))
+
+
+@triton.jit
+def backward_tile(
+    qkv, bias, keys, d_out, d_qkv,
+    LENGTH: tl.constexpr, EACH: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `forward_tile`, which is computed again: grid (H / EACH, B, 1).
+
+    EACH heads one after the other, so that a head is loaded while the one before is computed: a program takes
+    all registers of a multiprocessor, and nothing else would run meanwhile.
+    """
+    half = qkv.dtype.element_ty
+    heads = tl.num_programs(0) * EACH
+    stride = 3 * heads * HEAD
+    places = tl.arange(0, LENGTH)
+    column_bits = _column_bits(places)
+    start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
+    keep_scale = _keep_scale(threshold, DROPOUT)
+    scale = keep_scale * HEAD**-0.5
+    first = tl.program_id(0) * EACH
+    for head in range(first, first + EACH):
+        source = _tile(_head(qkv, LENGTH, 3, heads, head, HEAD), places, stride, HEAD)
+        query, key = tl.load(source), tl.load(source + heads * HEAD)
+        value = tl.load(source + 2 * heads * HEAD)
+        upstream = tl.load(_tile(_head(d_out, LENGTH, 1, heads, head, HEAD), places, heads * HEAD, HEAD))
+        target = _tile(_head(d_qkv, LENGTH, 3, heads, head, HEAD), places, stride, HEAD)
+
+        score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
+        score += _score_bias(bias, LENGTH, places)[None, :]
+        weight = tl.exp2(score - tl.max(score, 1)[:, None])
+        weight *= (1 / tl.sum(weight, 1))[:, None]
+        d_weight = tl.dot(upstream, tl.trans(value))
+        kept_weight = weight
+        if DROPOUT:
+            row_bits = _row_bits(places, LENGTH, heads, head, start)
+            kept = _kept(row_bits[:, None] + column_bits[None, :], second, threshold)
+            kept_weight = tl.where(kept, weight, 0.0)
+            d_weight = tl.where(kept, d_weight, 0.0)
+        d_value = tl.dot(tl.trans(kept_weight.to(half)), upstream)
+        tl.store(target + 2 * heads * HEAD, (d_value * keep_scale).to(half))
+
+        d_weight *= weight
+        d_score = (d_weight - weight * tl.sum(d_weight, 1)[:, None]).to(half)
+        tl.store(target, (tl.dot(d_score, key) * scale).to(half))
+        tl.store(target + heads * HEAD, (tl.dot(tl.trans(d_score), query) * scale).to(half))
+
+
+@triton.jit
+def forward_blocks(
+    qkv,
+    bias,
+    keys,
+    out,
+    statistics,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    HEAD: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):
+    """BLOCK queries a program, STEP keys at a time: grid (H, B, S / BLOCK)."""
+    half = qkv.dtype.element_ty
+    heads, head, length = tl.num_programs(0), tl.program_id(0), tl.num_programs(2) * BLOCK
+    rows = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    stride = 3 * heads * HEAD
+    source = _head(qkv, length, 3, heads, head, HEAD)
+    query = tl.load(_tile(source, rows, stride, HEAD))
+    start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
+    row_bits = _row_bits(rows, length, heads, head, start)
+
+    largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    result = tl.zeros([BLOCK, HEAD], tl.float32)
+    for first in range(0, length, STEP):
+        columns = first + tl.arange(0, STEP)
+        key = tl.load(_tile(source + heads * HEAD, columns, stride, HEAD))
+        score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
+        score += _score_bias(bias, length, columns)[None, :]
+        new_largest = tl.maximum(largest, tl.max(score, 1))
+        shrink = tl.exp2(largest - new_largest)
+        weight = tl.exp2(score - new_largest[:, None])
+        total = total * shrink + tl.sum(weight, 1)
+        if DROPOUT:
+            bits = row_bits[:, None] + _column_bits(columns)[None, :]
+            weight = tl.where(_kept(bits, second, threshold), weight, 0.0)
+        value = tl.load(_tile(source + 2 * heads * HEAD, columns, stride, HEAD))
+        result = tl.dot(weight.to(half), value, result * shrink[:, None])
+        largest = new_largest
+
+    result *= (_keep_scale(threshold, DROPOUT) / total)[:, None]
+    tl.store(_tile(_head(out, length, 1, heads, head, HEAD), rows, heads * HEAD, HEAD), result.to(half))
+    row_statistics = statistics + (tl.program_id(1) * heads + tl.program_id(0)) * 2 * length + rows
+    tl.store(row_statistics, largest)
+    tl.store(row_statistics + length, 1 / total)
+
+
+@triton.jit
+def _key_value_gradients(
+    qkv, bias, keys, out, statistics, d_out, d_qkv,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Of transposed scores, [keys, queries]: so the products' left sides stay in registers."""
+    half = qkv.dtype.element_ty
+    heads, head, length = tl.num_programs(0), tl.program_id(0), tl.num_programs(2) * BLOCK
+    columns = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    stride = 3 * heads * HEAD
+    source, target = _head(qkv, length, 3, heads, head, HEAD), _head(d_qkv, length, 3, heads, head, HEAD)
+    key = tl.load(_tile(source + heads * HEAD, columns, stride, HEAD))
+    value = tl.load(_tile(source + 2 * heads * HEAD, columns, stride, HEAD))
+    start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
+    keep_scale = _keep_scale(threshold, DROPOUT)
+    score_bias, column_bits = _score_bias(bias, length, columns), _column_bits(columns)
+
+    d_key = tl.zeros([BLOCK, HEAD], tl.float32)
+    d_value = tl.zeros([BLOCK, HEAD], tl.float32)
+    for first in range(0, length, STEP):
+        rows = first + tl.arange(0, STEP)
+        query = tl.load(_tile(source, rows, stride, HEAD))
+        largest, inverse = _statistics(statistics, rows, length)
+        upstream, delta = _upstream(out, d_out, rows, length, keep_scale, HEAD)
+        score = tl.dot(key, tl.trans(query)) * (1.4426950408889634 * HEAD**-0.5) + score_bias[:, None]
+        weight = tl.exp2(score - largest[None, :]) * inverse[None, :]
+        d_weight = tl.dot(value, tl.trans(upstream))
+        kept_weight = weight
+        if DROPOUT:
+            bits = column_bits[:, None] + _row_bits(rows, length, heads, head, start)[None, :]
+            kept = _kept(bits, second, threshold)
+            kept_weight = tl.where(kept, weight, 0.0)
+            d_weight = tl.where(kept, d_weight, 0.0)
+        d_value = tl.dot(kept_weight.to(half), upstream, d_value)
+        d_key = tl.dot((weight * (d_weight - delta[None, :])).to(half), query, d_key)
+    d_key *= keep_scale * HEAD**-0.5
+    tl.store(_tile(target + heads * HEAD, columns, stride, HEAD), d_key.to(half))
+    tl.store(_tile(target + 2 * heads * HEAD, columns, stride, HEAD), (d_value * keep_scale).to(half))
+
+
+@triton.jit
+def _query_gradient(
+    qkv, bias, keys, out, statistics, d_out, d_qkv,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Scores as [queries, keys]."""
+    half = qkv.dtype.element_ty
+    heads, head, length = tl.num_programs(0), tl.program_id(0), tl.num_programs(2) * BLOCK
+    rows = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    stride = 3 * heads * HEAD
+    source = _head(qkv, length, 3, heads, head, HEAD)
+    start, second, threshold = tl.load(keys), tl.load(keys + 1), tl.load(keys + 2)
+    keep_scale = _keep_scale(threshold, DROPOUT)
+    query = tl.load(_tile(source, rows, stride, HEAD))
+    largest, inverse = _statistics(statistics, rows, length)
+    upstream, delta = _upstream(out, d_out, rows, length, keep_scale, HEAD)
+    row_bits = _row_bits(rows, length, heads, head, start)
+
+    d_query = tl.zeros([BLOCK, HEAD], tl.float32)
+    for first in range(0, length, STEP):
+        columns = first + tl.arange(0, STEP)
+        key = tl.load(_tile(source + heads * HEAD, columns, stride, HEAD))
+        value = tl.load(_tile(source + 2 * heads * HEAD, columns, stride, HEAD))
+        score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
+        score += _score_bias(bias, length, columns)[None, :]
+        weight = tl.exp2(score - largest[:, None])
+        d_weight = tl.dot(upstream, tl.trans(value))
+        if DROPOUT:
+            bits = row_bits[:, None] + _column_bits(columns)[None, :]
+            d_weight = tl.where(_kept(bits, second, threshold), d_weight, 0.0)
+        d_score = weight * (inverse[:, None] * (d_weight - delta[:, None]))
+        d_query = tl.dot(d_score.to(half), key, d_query)
+    d_query *= keep_scale * HEAD**-0.5
+    tl.store(_tile(_head(d_qkv, length, 3, heads, head, HEAD), rows, stride, HEAD), d_query.to(half))
+
+
+@triton.jit
+def _statistics(statistics, rows, length):
+    """What `forward_blocks` kept of some rows of this program's sequence and head."""
+    row = (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * 2 * length + rows
+    return tl.load(statistics + row), tl.load(statistics + row + length)
+
+
+@triton.jit
+def _upstream(out, d_out, rows, length, keep_scale, HEAD: tl.constexpr):
+    """Rows of the upstream gradient, and what their products with `out`'s come to before 1 / (1 - rate)."""
+    heads, head = tl.num_programs(0), tl.program_id(0)
+    stride = heads * HEAD
+    upstream = tl.load(_tile(_head(d_out, length, 1, heads, head, HEAD), rows, stride, HEAD))
+    result = tl.load(_tile(_head(out, length, 1, heads, head, HEAD), rows, stride, HEAD))
+    along = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
+    return upstream, along / keep_scale
+
+
+@triton.jit
+def backward_blocks(
+    qkv, bias, keys, out, statistics, d_out, d_qkv,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, HEAD: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """The gradients of BLOCK keys and values, then of BLOCK queries: grid (H, B, S / BLOCK)."""
+    _key_value_gradients(qkv, bias, keys, out, statistics, d_out, d_qkv, BLOCK, STEP, HEAD, DROPOUT)
+    _query_gradient(qkv, bias, keys, out, statistics, d_out, d_qkv, BLOCK, STEP, HEAD, DROPOUT)
