@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import special
 from step_helpers import SEQ_LENGTH, TEXT, dtype_policy, text_batch
 
 from tfbench.config import BenchmarkConfig, ConfigError
@@ -487,6 +488,20 @@ def test_written_out_gradients_are_tensorflows(
         pairs = zip(values_and_gradients(ours, *inputs), values_and_gradients(theirs, *inputs), strict=True)
         for mine, other in pairs:
             np.testing.assert_allclose(mine, other, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "XLA"])
+def test_gelu_of_half_precision_is_gelu_rounded(dtype: Any, compiled: bool) -> None:
+    x = tf.cast(np.linspace(-9, 9, 4001), dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.function(gelu, jit_compile=compiled)(x)
+    slope, exact = tape.gradient(y, x), x.numpy().astype(float)
+    bell = np.exp(-0.5 * exact**2) / np.sqrt(2 * np.pi)
+    rounding = 2.0 ** (-10 if dtype == tf.float16 else -7)
+    for got, want in ((y, exact * special.ndtr(exact)), (slope, special.ndtr(exact) + exact * bell)):
+        np.testing.assert_allclose(got.numpy().astype(float), want, rtol=rounding, atol=1e-5)
 
 
 def test_softmax_takes_a_bias_and_masks_with_it() -> None:

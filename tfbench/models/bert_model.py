@@ -14,6 +14,10 @@ LAYER_NORM_EPSILON = 1e-12  # the published models'
 # Added to the score of a padded place, in float32: far below any score, and finite, so that a row
 # without a single token gives a uniform softmax and not NaN.
 MASKED_SCORE = -1e9
+# Rows that the vocabulary is filled up to for the products with it, by zeros that nothing reads. Its 30,522
+# are not a multiple of 8, which the fast kernels for half precision ask for: one product of BERT-large took
+# 1.34 ms on an H200 instead of 0.5.
+PRODUCT_MULTIPLE = 64
 
 
 class Bert(keras.Model):
@@ -60,10 +64,12 @@ class Bert(keras.Model):
         """[B, K, hidden] → float32 logits [B, K, vocab]."""
         x = self.transform_norm(gelu(self.transform(x)))
         table = tf.convert_to_tensor(self.word_embedding)
-        flat = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), table, transpose_b=True)
+        words = table.shape[0]
+        padded = tf.pad(table, [[0, -words % PRODUCT_MULTIPLE], [0, 0]])
+        flat = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), padded, transpose_b=True)[:, :words]
         logits_dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
         logits = tf.cast(flat, logits_dtype) + tf.cast(self.output_bias.value, logits_dtype)
-        return tf.reshape(logits, [*x.shape[:-1], table.shape[0]])
+        return tf.reshape(logits, [*x.shape[:-1], words])
 
 
 class EncoderBlock(keras.layers.Layer):
