@@ -13,6 +13,9 @@ BLOCK = 64  # queries, or keys, of a program where they do not
 NORM_FEATURES = (128, 768, 1024)  # hidden sizes of the BERTs here
 NORM_ROWS = 4  # of a program of the norm's forward kernel
 NORM_SUM_ROWS = 64  # of the backward one's, which writes sums over them; divides what a batch has: see BLOCK
+GELU_BLOCK = 512  # columns of a program of the GELU's kernels; divides every published BERT's perceptron
+GELU_ROWS = 4  # of a program of the forward kernel
+GELU_SUM_ROWS = 64  # of the backward one's: as NORM_SUM_ROWS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +106,27 @@ def norm_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
     return forward, backward
 
 
+def gelu_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
+    """The forward and backward kernel of bias and GELU; their arguments are told in `gelu.py`.
+
+    Args:
+        dtype: of their tensors, float16 or bfloat16.
+        features: a multiple of GELU_BLOCK.
+
+    Raises:
+        ValueError: there is no kernel for these.
+    """
+    if dtype not in _MLIR_NAMES or features < GELU_BLOCK or features % GELU_BLOCK:
+        raise ValueError(
+            f"no fused GELU of {dtype}, {features} features; accepted are {' and '.join(_MLIR_NAMES)}, and "
+            f"multiples of {GELU_BLOCK}"
+        )
+    forward, backward = (
+        Kernel(name, _text(name, dtype), *_LAUNCHES[name]) for name in ("gelu_forward", "gelu_backward")
+    )
+    return forward, backward
+
+
 _MLIR_NAMES = {"float16": "f16", "bfloat16": "bf16"}
 # Block, warps and stages: the fastest of those tried on an H200.
 _LAUNCHES = {
@@ -112,6 +136,8 @@ _LAUNCHES = {
     "backward_blocks": (BLOCK, 4, 2),
     "norm_forward": (NORM_ROWS, 4, 1),
     "norm_backward": (NORM_SUM_ROWS, 4, 1),
+    "gelu_forward": (GELU_ROWS, 4, 1),
+    "gelu_backward": (GELU_SUM_ROWS, 4, 1),
 }
 
 
