@@ -48,7 +48,7 @@ def _bell_and_tail(x):
 
 @triton.jit
 def gelu_forward(h, bias, y, BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr):
-    """y = x · Φ(x) of x = h + bias."""
+    """GELU, x · Φ(x), of x = h + bias."""
     half = h.dtype.element_ty
     stride = tl.num_programs(0) * BLOCK
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]

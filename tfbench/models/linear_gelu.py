@@ -1,4 +1,4 @@
-"""A transformer perceptron's first half, product, bias and GELU: by the formula, or fused behind the product."""
+"""A perceptron's first half, product, bias and GELU: by the formula, or fused behind the product."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +24,10 @@ def plain_linear_gelu(x: Any, linear: Linear) -> Any:
 
 
 def fused_linear_gelu(x: Any, linear: Linear) -> Any:
-    """As `plain_linear_gelu`; all behind the product is one kernel each way, which both keep no more than
-    the product.
+    """As `plain_linear_gelu`; all behind the product is one kernel each way, and nothing but it is kept.
 
-    XLA keeps the forward pass' exponential, in float32, for the backward one. The bias' gradient stays
-    float32. Runs where `tfbench.kernels.obstacle` finds none, and inside `tf.function(jit_compile=True)` only.
+    XLA keeps the exponential too, in float32. The bias' gradient stays float32. Runs where
+    `tfbench.kernels.obstacle` finds none, and inside `tf.function(jit_compile=True)` only.
     """
     return _bias_gelu(linear(x, add_bias=False), tf.convert_to_tensor(linear.bias))
 
