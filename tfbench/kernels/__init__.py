@@ -11,8 +11,9 @@ LEAST_COMPUTE_CAPABILITY = (8, 0)  # of the cards that XLA compiles Triton kerne
 TILE_LENGTH = 128  # tokens whose scores of one head fit a program's registers
 BLOCK = 64  # queries, or keys, of a program where they do not
 NORM_FEATURES = (128, 768, 1024)  # hidden sizes of the BERTs here
-NORM_ROWS = 4  # of a program of the norm's forward kernel
-NORM_SUM_ROWS = 64  # of the backward one's, which writes sums over them; divides what a batch has: see BLOCK
+NORM_SUM_ROWS = (
+    64  # that a program of the norm's backward kernel sums over; divides what a batch has: see BLOCK
+)
 GELU_BLOCK = 512  # columns of a program of the GELU's kernels; divides every published BERT's perceptron
 GELU_ROWS = 4  # of a program of the forward kernel
 GELU_SUM_ROWS = 64  # of the backward one's: as NORM_SUM_ROWS
@@ -134,8 +135,8 @@ _LAUNCHES = {
     "backward_tile": (TILE_LENGTH, 8, 1),
     "forward_blocks": (BLOCK, 4, 2),
     "backward_blocks": (BLOCK, 4, 2),
-    "norm_forward": (NORM_ROWS, 4, 1),
-    "norm_backward": (NORM_SUM_ROWS, 4, 1),
+    "norm_forward": (1, 2, 1),
+    "norm_backward": (NORM_SUM_ROWS, 2, 1),
     "gelu_forward": (GELU_ROWS, 4, 1),
     "gelu_backward": (GELU_SUM_ROWS, 4, 1),
 }
