@@ -3,6 +3,7 @@
 As a script, with TRITON_INTERPRET=1: runs the kernels on the tensors of one file and writes another.
 """
 
+import math
 import os
 import re
 import subprocess
@@ -151,6 +152,39 @@ def interpret(case: str) -> tuple[np.ndarray, np.ndarray]:
     return named["out"].numpy(), named["d_qkv"].numpy()
 
 
+GELU_SHAPE = (2 * kernels.GELU_SUM_ROWS, 2 * kernels.GELU_BLOCK)
+
+
+def gelu_inputs() -> dict[str, np.ndarray]:
+    """Sums of product and bias from -12 to 12, and an upstream gradient."""
+    random = np.random.default_rng(5)
+    h = np.linspace(-12, 12, np.prod(GELU_SHAPE)).reshape(GELU_SHAPE)
+    bias = random.standard_normal(GELU_SHAPE[1]).astype("float32")
+    return {
+        "h": (random.permuted(h) - bias).astype("float16"),
+        "bias": bias,
+        "d_y": random.standard_normal(GELU_SHAPE).astype("float16"),
+    }
+
+
+def interpret_gelu() -> dict[str, np.ndarray]:
+    """What its kernels write."""
+    import torch
+
+    from tfbench.kernels import gelu
+
+    named = {name: torch.from_numpy(array) for name, array in gelu_inputs().items()}
+    written = {name: torch.full(GELU_SHAPE, np.nan, dtype=torch.float16) for name in ("y", "d_h")}
+    written["partial"] = torch.full((GELU_SHAPE[0] // kernels.GELU_SUM_ROWS, GELU_SHAPE[1]), np.nan)
+    named |= written
+    for kernel in kernels.gelu_kernels("float16", GELU_SHAPE[1]):
+        function = getattr(gelu, kernel.name)
+        pointers = [named[name] for name in function.arg_names if name in named]
+        grid = (GELU_SHAPE[1] // kernels.GELU_BLOCK, GELU_SHAPE[0] // kernel.block)
+        function[grid](*pointers, **gelu.TEXTS[kernel.name][1])
+    return {name: tensor.numpy() for name, tensor in written.items()}
+
+
 def interpreted_by(script: str, folder: Path) -> dict[str, np.ndarray]:
     """What a script writes in a process that has Triton interpret its kernels."""
     for module in ("triton", "torch"):
@@ -166,7 +200,7 @@ def interpreted_by(script: str, folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory) -> dict[str, np.ndarray]:
-    """`interpret` of every case."""
+    """`interpret` of every case, and `interpret_gelu`."""
     return interpreted_by(__file__, tmp_path_factory.mktemp("kernels"))
 
 
@@ -187,6 +221,37 @@ def test_a_sequence_without_a_token_is_attended_to_uniformly(interpreted, case):
     for mine, averaged in ((out, given["qkv"][:, :, 2]), (d_qkv[:, :, 2], given["d_out"])):
         mean = averaged.astype(float).mean(1, keepdims=True)
         np.testing.assert_allclose(mine, np.broadcast_to(mean, mine.shape), rtol=0, atol=1e-3)
+
+
+def test_the_gelu_in_the_interpreter_is_the_formula(interpreted):
+    given = gelu_inputs()
+    x = (given["h"] + given["bias"].astype("float16")).astype(float)
+    cumulative = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))(x)
+    slope = cumulative + x * np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+    d_h = given["d_y"].astype(float) * slope
+    # Half precision keeps 11 bits.
+    np.testing.assert_allclose(interpreted["gelu-y"], x * cumulative, rtol=2**-11, atol=1e-6)
+    np.testing.assert_allclose(interpreted["gelu-d_h"], d_h, rtol=2**-11, atol=2e-6)
+    parts = d_h.reshape(-1, kernels.GELU_SUM_ROWS, GELU_SHAPE[1]).sum(1)
+    np.testing.assert_allclose(interpreted["gelu-partial"], parts, rtol=0, atol=2e-5)
+
+
+def test_every_model_has_kernels_for_its_gelu():
+    for shape in (bert.BERT_TINY_SHAPE, bert.BERT_BASE_SHAPE, bert.BERT_LARGE_SHAPE):
+        for dtype in ("float16", "bfloat16"):
+            for kernel in kernels.gelu_kernels(dtype, shape.intermediate):
+                assert f"@{kernel.name}(" in kernel.ir
+                assert ("bf16" in kernel.ir) == (dtype == "bfloat16")
+                assert f"%c{kernels.GELU_BLOCK}_i32 = " in kernel.ir
+                assert kernels.BLOCK % kernel.block == 0
+
+
+@pytest.mark.parametrize(("dtype", "features"), [("float32", 1024), ("float16", 768), ("float16", 0)])
+def test_the_gelu_has_no_kernels_for(dtype, features):
+    with pytest.raises(
+        ValueError, match=f"no fused GELU of {dtype}, {features} features; accepted are float16 "
+    ):
+        kernels.gelu_kernels(dtype, features)
 
 
 @pytest.fixture(scope="module")
@@ -245,4 +310,5 @@ if __name__ == "__main__":
         sys.argv[1],
         **{f"{case}-out": out for case, (out, _) in results.items()},
         **{f"{case}-d_qkv": d_qkv for case, (_, d_qkv) in results.items()},
+        **{f"gelu-{name}": array for name, array in interpret_gelu().items()},
     )

@@ -16,6 +16,9 @@ HEADS_EACH = 4  # of a program of the backward kernel for that length
 LENGTH_UNIT = 128  # sequences are whole multiples of it
 NORM_FEATURES = (128, 768, 1024)  # hidden sizes of the BERTs here
 NORM_SUM_ROWS = 64  # of a program of the norm's backward kernel, which sums over them
+GELU_BLOCK = 512  # columns of a program of the GELU's kernels; divides every published BERT's perceptron
+GELU_ROWS = 4  # of a program of the forward kernel
+GELU_SUM_ROWS = 64  # of the backward one's: as NORM_SUM_ROWS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +114,26 @@ def norm_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
     # Two warps: the fastest of those tried on an H200.
     forward = Kernel("norm_forward", ir[0], block=1, num_warps=2, num_stages=1)
     return forward, Kernel("norm_backward", ir[1], block=NORM_SUM_ROWS, num_warps=2, num_stages=1)
+
+
+def gelu_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
+    """The forward and backward kernel of bias and GELU; their arguments are told in `gelu.py`.
+
+    Args:
+        dtype: of their tensors, float16 or bfloat16.
+        features: a multiple of GELU_BLOCK.
+
+    Raises:
+        ValueError: there is no kernel for these.
+    """
+    if dtype not in _MLIR_NAMES or features < GELU_BLOCK or features % GELU_BLOCK:
+        raise ValueError(
+            f"no fused GELU of {dtype}, {features} features; accepted are {' and '.join(_MLIR_NAMES)}, and "
+            f"multiples of {GELU_BLOCK}"
+        )
+    ir = [_text(name, dtype) for name in ("gelu_forward", "gelu_backward")]
+    forward = Kernel("gelu_forward", ir[0], block=GELU_ROWS, num_warps=4, num_stages=1)
+    return forward, Kernel("gelu_backward", ir[1], block=GELU_SUM_ROWS, num_warps=4, num_stages=1)
 
 
 _MLIR_NAMES = {"float16": "f16", "bfloat16": "bf16"}

@@ -13,9 +13,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tfbench.kernels import attention, norm
+from tfbench.kernels import attention, gelu, norm
 
-SOURCES = (attention, norm)  # each with POINTERS and TEXTS
+SOURCES = (attention, gelu, norm)  # each with POINTERS and TEXTS
 TARGET = GPUTarget("cuda", 90, 32)  # says nothing about the text, which is the same for every NVIDIA GPU
 ALIGNED = [["tt.divisibility", 16]]  # bytes: of every tensor that XLA allocates
 _LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|^#loc.*\n", re.MULTILINE)

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfbench.models.attention import fused_attention, plain_attention
 from tfbench.models.bert import BertShape
 from tfbench.models.layers import LayerNorm, Linear, dropout, embedding_lookup, gelu
+from tfbench.models.linear_gelu import fused_linear_gelu, plain_linear_gelu
 from tfbench.models.residual_norm import fused_residual_norm, plain_residual_norm
 
 LAYER_NORM_EPSILON = 1e-12  # the published models'
@@ -24,7 +25,7 @@ class Bert(keras.Model):
     """Batch dict (see ModelSpec; `token_type_ids` [B, S] optional, else 0) → float32 logits [B, K, vocab].
 
     The head runs at the masked places only; its output matrix is the word embedding. `fused`: see
-    `tfbench.models.attention` and `tfbench.models.residual_norm`.
+    `tfbench.models.attention`, `tfbench.models.residual_norm` and `tfbench.models.linear_gelu`.
     """
 
     def __init__(self, shape: BertShape, dropout_rate: float = 0.1, fused: bool = False):
@@ -80,6 +81,7 @@ class EncoderBlock(keras.layers.Layer):
         self.heads, self.rate, self.first_place = shape.heads, dropout_rate, first_place
         self.attention = fused_attention if fused else plain_attention
         self.residual_norm = fused_residual_norm if fused else plain_residual_norm
+        self.linear_gelu = fused_linear_gelu if fused else plain_linear_gelu
         hidden = shape.hidden
         self.query_key_value = Linear(hidden, 3 * hidden)  # one product instead of three
         self.attention_output = Linear(hidden, hidden)
@@ -96,7 +98,7 @@ class EncoderBlock(keras.layers.Layer):
         x = self.residual_norm(
             x, heads, self.attention_output, self.attention_norm, rate, seed, self.first_place + 1
         )
-        inner = gelu(self.intermediate(x))
+        inner = self.linear_gelu(x, self.intermediate)
         return self.residual_norm(
             x, inner, self.output_projection, self.output_norm, rate, seed, self.first_place + 2
         )
