@@ -243,7 +243,7 @@ def test_every_model_has_kernels_for_its_gelu():
                 assert f"@{kernel.name}(" in kernel.ir
                 assert ("bf16" in kernel.ir) == (dtype == "bfloat16")
                 assert f"%c{kernels.GELU_BLOCK}_i32 = " in kernel.ir
-                assert kernels.BLOCK % kernel.block == 0
+                assert kernels.LENGTH_UNIT % kernel.block == 0
 
 
 @pytest.mark.parametrize(("dtype", "features"), [("float32", 1024), ("float16", 768), ("float16", 0)])
