@@ -16,6 +16,7 @@ from data_helpers import IMAGE_MODEL, check, config_of, epoch, make
 from PIL import Image
 
 from tfbench.data import Shard, pipeline, synthetic_batch
+from tfbench.data.spec import Tuning
 
 NUM_DIGITS = 1797
 
@@ -220,6 +221,37 @@ def test_tfrecord_crops_photographs_anew_on_every_visit(tmp_path: Path) -> None:
     seen = images_and_labels(list(make(config).take(8).as_numpy_iterator()))
     assert len(counted(seen)) == 8
     assert Counter(int(label) for _, label in seen) == {0: 4, 1: 4}
+
+
+def test_tuning_changes_how_images_are_read_and_not_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = Path(sklearn.datasets.__file__).parent / "images"
+    photographs = {1: (images / "china.jpg").read_bytes(), 2: (images / "flower.jpg").read_bytes()}
+    write_records(tmp_path / "train-0", [1, 2], photographs)
+    config = config_of(f"tfrecord:{tmp_path}/train-0", image_size=64, deterministic=True)
+
+    def read(tuning: Tuning) -> list[tuple[np.ndarray, int]]:
+        shard = Shard(0, 1, tuning=tuning)
+        return images_and_labels(list(make(config, shard=shard).take(6).as_numpy_iterator()))
+
+    usual, one_worker = read(Tuning()), read(Tuning(workers=1))
+    assert [label for _, label in read(Tuning(shuffle_records=1))] == [0, 1] * 3
+    monkeypatch.setattr(tf.io, "decode_and_crop_jpeg", None)
+    whole = read(Tuning(fused_decode=False))
+    for (image, label), *others in zip(usual, one_worker, whole, strict=True):
+        for other_image, other_label in others:
+            assert (
+                np.abs(image.astype(int) - other_image).mean() < 1
+            )  # JPEG's edges depend on what is decoded
+            assert label == other_label
+
+
+def test_resize_by_way_of_float_gives_the_pixels_of_uint8() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
+    for size in (16, 64, 224):
+        expected = np.rint(tf.image.resize(image, [size, size]).numpy())
+        np.testing.assert_array_equal(pipeline.resize(tf.constant(image), size), expected)
 
 
 @pytest.mark.parametrize("label", [0, 13, -1])

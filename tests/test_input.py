@@ -16,8 +16,9 @@ from step_helpers import strategy_of
 
 from tfbench import records
 from tfbench.config import BenchmarkConfig
-from tfbench.data import DATASETS, InputLog, Shard
-from tfbench.inputbench import feeding, pipeline, row
+from tfbench.data import DATASETS, InputLog, Shard, image_shards
+from tfbench.inputbench import compare, feeding, pipeline, row, variants
+from tfbench.inputbench.compare import Variant
 from tfbench.inputbench.cuts import cuts
 from tfbench.inputbench.drain import Drained, Plan, Usage, drain
 from tfbench.inputbench.feeding import GpuRate
@@ -201,7 +202,7 @@ def test_writers_do_not_mix_lines(tmp_path):
 def test_other_files_are_left_alone(tmp_path, content):
     path = tmp_path / "input.csv"
     path.write_text(content)
-    for use in (row.check, lambda path: row.append(path, a_row())):
+    for use in (lambda path: row.check(path, row.InputRow), lambda path: row.append(path, a_row())):
         with pytest.raises(row.InputSchemaError, match=r"input\.csv"):
             use(path)
     assert path.read_text() == content
@@ -291,6 +292,57 @@ def test_whole_input_counts_the_samples_of_all_replicas(counted, replicas):
     gc.collect()  # TensorFlow waits the longer for the end of an iterator, the older it is
 
 
+def test_ratio_is_that_of_the_rounds_pairs():
+    mean, low, high = compare.ratio([2.0, 8.0], [1.0, 2.0])
+    assert mean == pytest.approx(8**0.5)
+    half = 12.7062 * np.log(2) / 2  # Student, one degree of freedom; ln 2 and ln 4
+    assert (low, high) == pytest.approx((mean * np.exp(-half), mean * np.exp(half)), rel=1e-4)
+    assert compare.ratio([3.0], [2.0]) == (1.5, None, None)
+
+
+def test_variants_take_turns_and_a_cache_is_filled_once():
+    taken = []
+
+    def variant(name, warm_up):
+        def take():
+            taken.append(name)
+            return 10
+
+        return Variant(name, "", take, warm_up, InputLog())
+
+    found = [variant("a", 0), variant("b", 100_000), variant("c", 0)]
+    compare.take_turns(found, seconds=0.001, rounds=3)
+    turns = [(name, 10 * len(list(group))) for name, group in itertools.groupby(taken)]
+    # Neighbours in two rounds cannot be told apart here: each round begins one further on.
+    assert "".join(name for name, _ in turns) == "abcbcacab"
+    assert turns[1][1] >= 100_000
+    assert [len(each.rounds) for each in found] == [3, 3, 3]
+
+
+def test_rounds_together_are_weighted_by_their_time():
+    rounds = [drained(100, 1, 2, cores_s=3), drained(500, 3, 4, cores_s=5)]
+    done = Variant("a", "", lambda: 0, 0, InputLog(), rounds).all_rounds
+    assert (done.samples_per_sec, done.cores_busy, done.cores_busy_by_others) == (150, 1.5, 0.5)
+
+
+@pytest.mark.slow
+def test_every_variant_takes_what_it_says(tmp_path):
+    for name in ("first", "second"):
+        image_shards.make(image_shards.images_recipe(64, 1, 10, seed=0), tmp_path / name, processes=1)
+    first, second = (f"tfrecord:{tmp_path}/{name}/train-*" for name in ("first", "second"))
+    config = BenchmarkConfig(model="resnet_tiny", data=first, image_size=32, per_replica_batch_size=32)
+    found = list(variants.variants(config, [second]))
+    assert [variant.name for variant in found] == [
+        "as it is", "decode whole", "one worker", "workers x 2", "no shuffle", "cache ram", "order kept",
+        "no prefetch", "one thread", "other data 1", "naive", "bare decode", "bare decode, resize",
+    ]  # fmt: skip
+    assert [variant.take() for variant in found] == [64] * 13
+    assert {variant.name: variant.warm_up_samples for variant in found if variant.warm_up_samples} == {
+        "cache ram": 64  # all of them
+    }
+    gc.collect()
+
+
 def measure(*flags, cwd, env=None):
     return python("-m", "tfbench.input", *flags, cwd=cwd, env=env)
 
@@ -304,6 +356,10 @@ def measure(*flags, cwd, env=None):
         (("--data=digits", "--gpu_rate=fast"), "--gpu_rate=fast"),
         (("--data=pydoc",), "--data=pydoc: pydoc has text"),
         (("digits",), "'digits' is not a flag"),
+        (("--data=digits", "--compare_data=pydoc"), "--compare_data=pydoc: goes with --compare only"),
+        (("--data=digits", "--compare", "--compare_data=pydoc"), "--compare_data=pydoc: "),
+        (("--data=digits", "--compare", "--compare_data=photos"), "--compare_data=photos: "),
+        (("--data=digits", "--compare", "--rounds=0"), "--rounds=0"),
     ],
 )
 def test_refusals_come_without_tensorflow(tmp_path, flags, said):
@@ -343,6 +399,23 @@ def test_a_user_learns_how_many_gpus_the_host_feeds(tmp_path):
     assert (cells["status"], cells["windows"], cells["tag"]) == ("ok", "4", "mine")
     assert f"{rate:,.0f} samples/s" in done.stdout
     assert "GPUs of 50 samples/s each (run known: tf32, batch 8 on H200)" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_user_learns_what_the_parts_of_the_input_bring(tmp_path):
+    flags = ("--model=resnet_tiny", "--data=digits", "--image_size=16", "--gpus=0", "--tag=mine")
+    done = measure(*flags, "--compare", "--seconds=0.2", "--rounds=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = cells_of(tmp_path / "tfbench_results" / "input_compare.csv")
+    assert [cells["variant"] for cells in rows] == ["as it is", "order kept", "no prefetch", "one thread"]
+    assert [float(rows[0][name]) for name in ("ratio", "ratio_low", "ratio_high")] == [1, 1, 1]
+    for cells in rows:
+        assert (cells["status"], cells["rounds"], cells["tag"]) == ("ok", "2", "mine")
+        assert float(cells["ratio_low"]) <= float(cells["ratio"]) <= float(cells["ratio_high"])
+        cores_busy = float(cells["cpu_us_per_sample"]) * float(cells["samples_per_sec"]) / 1e6
+        assert float(cells["cores_busy"]) == pytest.approx(cores_busy)
+        assert f"{float(cells['samples_per_sec']):,.0f}" in done.stdout
+    assert "--rounds=2" in rows[0]["flags"]
 
 
 def test_what_cannot_be_read_leaves_a_row_that_says_so(tmp_path):

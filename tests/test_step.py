@@ -469,6 +469,25 @@ def test_a_second_loop_over_the_same_step_compiles_nothing_again() -> None:
     assert training.counts()[0] == 3
 
 
+def test_programs_have_the_same_names_whatever_was_traced_before() -> None:
+    """The names are part of the compile cache's keys."""
+
+    def names_after(functions: int) -> list[list[int]]:
+        training = start(TOY, TOY_BATCHES, 2)
+        for _ in range(functions):
+            tf.function(lambda: tf.constant(0)).get_concrete_function()
+        training.loop(1)
+        return [
+            [
+                int(concrete.name.decode().rpartition("_")[2]) - training.step._first_number
+                for concrete in program._list_all_concrete_functions()
+            ]
+            for program in training.step._compiled.values()
+        ]
+
+    assert names_after(functions=0) == names_after(functions=20)
+
+
 def test_parameters_are_counted_and_a_step_moves_every_fingerprint() -> None:
     training = start(TOY_WITHOUT_NORM, TOY_BATCHES, 2)
     assert training.step.num_params == 48 * 16 + 16 + 16 * 10 + 10

@@ -1,18 +1,25 @@
-"""`python -m tfbench.input`: the input pipeline alone, without a model, and how many GPUs it can feed."""
+"""`python -m tfbench.input`: the input pipeline alone, without a model, and how many GPUs it can feed.
 
+With --compare: what each part of it brings.
+"""
+
+import dataclasses
 import sys
 from typing import Any
 
 from absl import app, flags
 
 import tfbench.flags
-from tfbench.config import ConfigError
+from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.data import DATASETS
+from tfbench.data import parse as parse_data
 from tfbench.defaults import complete
 from tfbench.display import Display
-from tfbench.hardware.gpus import this_machine
+from tfbench.hardware.gpus import Machine, this_machine
+from tfbench.inputbench import compare
 from tfbench.inputbench.row import InputSchemaError
 from tfbench.inputbench.run import run
+from tfbench.models import MODELS
 
 flags.adopt_module_key_flags(tfbench.flags)
 flags.DEFINE_float(
@@ -22,6 +29,13 @@ flags.DEFINE_float(
     "gpu_rate", None, "Samples/s that one GPU trains. Default: the newest good row of the model with "
     "--data=synthetic in the results folder.", lower_bound=1e-3,
 )  # fmt: skip
+flags.DEFINE_bool(
+    "compare", False, "Instead: the input with one thing changed at a time, in turns, --seconds each."
+)
+flags.DEFINE_integer("rounds", 5, "Of --compare: how often every variant has its turn.", lower_bound=1)
+flags.DEFINE_multi_string(
+    "compare_data", [], "Of --compare: a further value of --data to put beside it; may be repeated."
+)
 
 WINDOWS = 10
 EXIT_CODES = {"ok": 0, "interrupted": 130}  # 128 + SIGINT, as shells have it
@@ -39,7 +53,7 @@ def measure_input(argv: list[str]) -> int:
         config, sentences = complete(_choices(), machine)
         for sentence in sentences:
             display.say(sentence)
-        done = run(config, flags.FLAGS.seconds, flags.FLAGS.gpu_rate, machine, display)
+        status = _measured(config, machine, display)
     except (ConfigError, flags.Error) as error:
         return _refused(display, tfbench.flags.refusal(error))
     except (InputSchemaError, OSError) as error:
@@ -47,7 +61,26 @@ def measure_input(argv: list[str]) -> int:
     except KeyboardInterrupt:
         display.error("stopped before anything was measured")
         return EXIT_CODES["interrupted"]
-    return EXIT_CODES.get(done.status, EXIT_FAILED)
+    return EXIT_CODES.get(status, EXIT_FAILED)
+
+
+def _measured(config: BenchmarkConfig, machine: Machine, display: Display) -> str:
+    """The status of what the flags ask for.
+
+    Raises:
+        ConfigError: --compare_data that cannot be, or --data that has no place in a comparison.
+    """
+    values = flags.FLAGS
+    if not values.compare:
+        if values.compare_data:
+            raise ConfigError("compare_data", values.compare_data[0], "goes with --compare only")
+        return run(config, values.seconds, values.gpu_rate, machine, display).status
+    for data in values.compare_data:
+        try:
+            parse_data(data)[0].check(dataclasses.replace(config, data=data), MODELS[config.model])
+        except ConfigError as error:
+            raise ConfigError("compare_data", data, f"{error}") from error
+    return compare.run(config, values.seconds, values.rounds, values.compare_data, machine, display)
 
 
 def _choices() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops  # public API has no other way to TensorFlow's numbers
 
 from tfbench.config import BenchmarkConfig
 from tfbench.models.spec import Batch, ModelSpec
@@ -19,6 +20,8 @@ from tfbench.precision import PRECISIONS
 
 LOSS_SCALE_GROWTH_STEPS = 2000  # finite steps before the scale doubles: Keras' and NVIDIA's usual value
 LARGE_GRADIENT_ELEMENTS = 2**20  # BERT-large's matrices are, of ResNet-50's layers the last
+# For the functions that are traced before a program and inside it; to count over them takes 20 ms.
+NUMBERS_OF_A_PROGRAM = 100_000
 
 
 class Totals(NamedTuple):
@@ -50,6 +53,7 @@ class TrainStep:
         self.loss_scale = _state(config.initial_loss_scale if self.scales_loss else 1.0)
         self.finite_streak = _count()  # finite steps since the scale last changed
         self._compiled: dict[tuple[str, int], Callable[..., Any]] = {}
+        self._first_number = ops.uid()
 
     def __call__(self, batch: Batch, totals: Totals, reduce: bool = True) -> Totals:
         """Make one update from this replica's samples; call it through `strategy.run`.
@@ -207,6 +211,7 @@ class TrainStep:
         replica_id = tf.distribute.get_replica_context().replica_id_in_sync_group
         key = (name, int(tf.get_static_value(replica_id)))
         if key not in self._compiled:
+            _go_on_to_number(self._first_number + (len(self._compiled) + 1) * NUMBERS_OF_A_PROGRAM)
             self._compiled[key] = tf.function(function, jit_compile=self.config.xla, autograph=False)
         return self._compiled[key]
 
@@ -271,6 +276,16 @@ def _all_reduce(gradients: list[Any]) -> list[Any]:
     if replica.num_replicas_in_sync == 1:
         return gradients
     return replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+
+
+def _go_on_to_number(number: int) -> None:
+    """Lets TensorFlow number what is traced next from here on, unless it is past that.
+
+    The numbers are in functions' names and so in the keys under which compiled programs are kept: the step
+    is to find its programs whatever the input has traced before them.
+    """
+    while ops.uid() < number:
+        pass
 
 
 def _state(initial: Any) -> tf.Variable:

@@ -51,6 +51,7 @@ def wanted(
     if fits:
         # The window's rate is the disk's and the decoder's until everything has been seen once.
         steps = -(-num_records // (config.global_batch_size))
+        shard.log.steps_to_fill_cache = steps
         shard.log.notes.append(
             f"cache: in RAM ({figures}); it fills in the first {steps:,} steps, give --warmup_steps as many "
             "to measure what follows"

@@ -32,6 +32,7 @@ class InputLog:
     def __init__(self, on_bad_record: str = "fail"):
         self.on_bad_record = on_bad_record
         self.notes: list[str] = []  # sentences for the user
+        self.steps_to_fill_cache = 0  # 0: there is none
         self._unreadable: dict[str, str] = {}  # why, by name, in the order of their first appearance
         self._refusal: str | None = None
         self._lost_chunks = 0
@@ -100,12 +101,22 @@ class InputLog:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tuning:
+    """How image files are read, whatever they give; `tfbench.input --compare` alone departs from this."""
+
+    fused_decode: bool = True  # of a JPEG, only the blocks that the crop touches are decoded
+    shuffle_records: int = 4096  # encoded ones in the buffer: about 0.45 GB of ImageNet's, 110 kB each
+    workers: int | None = None  # that decode; None: one for each usable core
+
+
+@dataclasses.dataclass(frozen=True)
 class Shard:
     """The part of a data set that one of `count` input pipelines reads; 0 <= index < count."""
 
     index: int
     count: int
     log: InputLog = dataclasses.field(default_factory=InputLog, compare=False)
+    tuning: Tuning = Tuning()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

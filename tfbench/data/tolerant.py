@@ -49,7 +49,7 @@ def read_each(
     def report(*chunk: np.ndarray) -> None:
         _report_chunk(traced_once, shard, chunk)
 
-    workers = usable_cores()
+    workers = shard.tuning.workers or usable_cores()
     return records.batch(CHUNK_RECORDS).interleave(
         read_chunk,
         cycle_length=2 * workers,

@@ -11,7 +11,7 @@ from tfbench import devices
 from tfbench.config import BenchmarkConfig
 from tfbench.data import InputLog, Shard, parse
 from tfbench.data.source import BATCHES_ON_DEVICE
-from tfbench.inputbench.cuts import Cut, cuts
+from tfbench.inputbench.cuts import cuts
 from tfbench.inputbench.drain import Drained, Plan, drain
 from tfbench.models import MODELS
 
@@ -68,16 +68,18 @@ class Pipeline:
     def stages(self, plan: Plan) -> Iterator[tuple[str, Drained]]:
         """Name and figures of each stage with all before it, on the host."""
         for cut in cuts(self._dataset, self.config.samples_per_replica_per_step):
-            yield cut.name, drain(self._take_of(cut), plan)
+            dataset = cut.dataset.with_options(self._dataset.options())
+            yield cut.name, drain(taker(dataset, cut.samples_per_element), plan)
 
-    def _take_of(self, cut: Cut) -> Callable[[], int]:
-        elements = -(-SAMPLES_PER_CALL // cut.samples_per_element)
-        # A shard of one in `elements` takes all of them, and passes one on to Python.
-        passed_on = cut.dataset.repeat().shard(elements, elements - 1)
-        iterator: Any = iter(passed_on.with_options(self._dataset.options()))
 
-        def take() -> int:
-            next(iterator)
-            return elements * cut.samples_per_element
+def taker(dataset: tf.data.Dataset, samples_per_element: int) -> Callable[[], int]:
+    """A function that takes some elements of a data set, on the host, and returns the number of samples."""
+    elements = -(-SAMPLES_PER_CALL // samples_per_element)
+    # A shard of one in `elements` takes all of them, and passes one on to Python.
+    iterator: Any = iter(dataset.repeat().shard(elements, elements - 1))
 
-        return take
+    def take() -> int:
+        next(iterator)
+        return elements * samples_per_element
+
+    return take

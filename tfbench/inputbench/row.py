@@ -1,4 +1,4 @@
-"""One measurement of the input = one row of input.csv: the columns and a safe append. TensorFlow-free."""
+"""One measurement of the input = one row of a CSV file: the columns and a safe append. TensorFlow-free."""
 
 import csv
 import dataclasses
@@ -59,21 +59,63 @@ class InputRow:
     flags: str  # as a shell would need them
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(InputRow))
-_HEADER = (",".join(COLUMNS) + "\n").encode()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareRow:
+    """One variant of `--compare`: one row of input_compare.csv; None is an empty cell."""
+
+    run_id: str  # of all variants that took turns
+    started_at: str  # ISO 8601 in UTC
+    schema_version: int = SCHEMA_VERSION
+    tag: str
+    status: str  # as of a training run: not ok where rounds are missing
+    note: str | None = None  # where it failed, why
+    model: str
+    data: str
+    cache: str
+    image_size: int | None
+    seq_length: int | None
+    num_replicas: int
+    num_gpus: int
+    per_replica_batch_size: int
+    global_batch_size: int
+    variant: str
+    change: str  # what differs from the input as it is
+    rounds: int
+    seconds: float  # of all rounds together
+    samples_per_sec: float  # batches of one replica, on the host
+    samples_per_sec_low: float | None = None  # 95 % interval
+    samples_per_sec_high: float | None = None
+    ratio: float  # to the input as it is: geometric mean over the rounds
+    ratio_low: float | None = None  # 95 % interval
+    ratio_high: float | None = None
+    cpu_us_per_sample: float  # CPU time of the process
+    cpu_cores: int  # that the process may use
+    cores_busy: float  # CPU time ÷ wall time
+    cores_busy_by_others: float  # of these cores, by other processes
+    gpu_name: str | None = None
+    tensorflow: str | None = None
+    host: str
+    flags: str  # as a shell would need them
 
 
-def check(path: Path) -> None:
+Row = InputRow | CompareRow
+
+
+def _header(kind: type[Row]) -> bytes:
+    return (",".join(field.name for field in dataclasses.fields(kind)) + "\n").encode()
+
+
+def check(path: Path, kind: type[Row]) -> None:
     """Refuse a file that `append` would refuse.
 
     Raises:
         InputSchemaError: it has other columns.
         OSError: it cannot be read.
     """
-    _whole_lines(path, path.read_bytes() if path.exists() else b"")
+    _whole_lines(path, path.read_bytes() if path.exists() else b"", kind)
 
 
-def append(path: Path, row: InputRow) -> None:
+def append(path: Path, row: Row) -> None:
     """Adds one row, whole and on disk when this returns; a missing or empty file gets its header first.
 
     What a killed writer left of a last line is cut off. Several processes may append to one file.
@@ -83,27 +125,27 @@ def append(path: Path, row: InputRow) -> None:
         OSError: the file cannot be written.
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow([_cell(getattr(row, name)) for name in COLUMNS])
+    csv.writer(text, lineterminator="\n").writerow(map(_cell, dataclasses.astuple(row)))
     with open(path, "a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         file.seek(0)
-        whole = _whole_lines(path, file.read())
+        whole = _whole_lines(path, file.read(), type(row))
         file.truncate(len(whole))
-        file.write((b"" if whole else _HEADER) + text.getvalue().encode())
+        file.write((b"" if whole else _header(type(row))) + text.getvalue().encode())
         file.flush()
         os.fsync(file.fileno())
 
 
-def _whole_lines(path: Path, content: bytes) -> bytes:
+def _whole_lines(path: Path, content: bytes, kind: type[Row]) -> bytes:
     """The content without an unfinished last line.
 
     Raises:
         InputSchemaError: its first line is not this schema's header.
     """
-    whole = content[: content.rfind(b"\n") + 1]
-    if not (whole or content).startswith(_HEADER if whole else _HEADER[: len(content)]):
+    whole, header = content[: content.rfind(b"\n") + 1], _header(kind)
+    if not (whole or content).startswith(header if whole else header[: len(content)]):
         raise InputSchemaError(
-            f"{path} does not have the columns of input.csv version {SCHEMA_VERSION}. The file was not "
+            f"{path} does not have the columns of {kind.__name__} version {SCHEMA_VERSION}. The file was not "
             "changed: move it away or choose another --results_dir"
         )
     return whole

@@ -65,7 +65,7 @@ def run(
     started = datetime.datetime.now(datetime.UTC)
     path = Path(config.results_dir) / "input.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    row.check(path)
+    row.check(path, row.InputRow)
     plan = Plan(seconds, config.windows, config.warmup_steps * config.global_batch_size)
     seen, status, note = Seen(InputLog(config.on_bad_record)), "ok", None
     try:
@@ -79,8 +79,8 @@ def run(
         display.error(note)
     # TensorFlow waits for ever for an input iterator that is still alive when the interpreter ends.
     gc.collect()
-    identity = _identity(config, seconds, machine, started)
-    done = row.InputRow(status=status, note=note, **identity, **_figures(seen))
+    asked = identity(config, machine, started, f"--seconds={seconds:g}")
+    done = row.InputRow(status=status, note=note, **asked, **_figures(seen))
     row.append(path, done)
     display.say(f"row: {path}")
     return done
@@ -190,10 +190,17 @@ def _figures(seen: Seen) -> dict[str, Any]:
     }
 
 
-def _identity(
-    config: BenchmarkConfig, seconds: float, machine: Machine, started: datetime.datetime
+def identity(
+    config: BenchmarkConfig, machine: Machine, started: datetime.datetime, *own_flags: str
 ) -> dict[str, Any]:
-    """Columns of what was asked, and where."""
+    """Columns of what was asked, and where.
+
+    Args:
+        config: of the run.
+        machine: what is there.
+        started: when.
+        own_flags: of this command, besides those of the configuration.
+    """
     same = ("tag", "model", "data", "cache", "image_size", "seq_length", "num_replicas")
     sizes = ("per_replica_batch_size", "global_batch_size")
     return {name: getattr(config, name) for name in (*same, *sizes)} | {
@@ -203,5 +210,5 @@ def _identity(
         "gpu_name": machine.gpus[0].name if config.gpus else None,
         "cpu_cores": machine.cpu_cores,
         "host": platform.node(),
-        "flags": shlex.join([*to_flags(config), f"--seconds={seconds:g}"]),
+        "flags": shlex.join([*to_flags(config), *own_flags]),
     }
