@@ -5,7 +5,7 @@ all-reduce, and one compiled program for the finite check and the update; or, by
 Compiling around `strategy.run` instead fails with two replicas ("access resource … located in device").
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -219,9 +219,6 @@ class TrainStep:
 class HostLoop:
     """Runs steps inside one `tf.function`, with no host read between them.
 
-    The totals are variables and not state of the loop: TensorFlow keeps a loop's state on the host, and the
-    copies there and back made the GPU wait 2 to 4 ms a step for the host to start the next one.
-
     Args:
         step: (batch, totals) → totals on each replica: a TrainStep built in `strategy`'s scope.
         next_batch: gives the next per-replica batch, inside the compiled loop.
@@ -231,8 +228,6 @@ class HostLoop:
         self, strategy: tf.distribute.Strategy, step: Callable[..., Totals], next_batch: Callable[[], Any]
     ):
         self.strategy, self.step, self.next_batch = strategy, step, next_batch
-        with strategy.scope():
-            self.totals = Totals(*[_state(0.0) for _ in Totals._fields])
         self._loop = tf.function(self._run)
 
     def __call__(self, num_steps: int) -> Totals:
@@ -245,23 +240,12 @@ class HostLoop:
         return self._loop.experimental_get_tracing_count()
 
     def _run(self, num_steps: Any) -> Totals:
-        self.strategy.run(self._set_totals, args=([0.0] * len(self.totals),))
+        totals = self.strategy.run(lambda: Totals(*[tf.constant(0.0)] * len(Totals._fields)))
         for _ in tf.range(num_steps):
-            self.strategy.run(self._one_step, args=(self.next_batch(),))
-        of_replicas = self.strategy.run(self._read_totals)
+            totals = self.strategy.run(self.step, args=(self.next_batch(), totals))
         return Totals(
-            *[self.strategy.reduce(tf.distribute.ReduceOp.SUM, total, axis=None) for total in of_replicas]
+            *[self.strategy.reduce(tf.distribute.ReduceOp.SUM, total, axis=None) for total in totals]
         )
-
-    def _one_step(self, batch: Batch) -> None:
-        self._set_totals(self.step(batch, self._read_totals()))
-
-    def _read_totals(self) -> Totals:
-        return Totals(*[tf.convert_to_tensor(total) for total in self.totals])
-
-    def _set_totals(self, values: Iterable[Any]) -> None:
-        for total, value in zip(self.totals, values, strict=True):
-            total.assign(value)
 
 
 def _is_large(gradient: Any) -> bool:
