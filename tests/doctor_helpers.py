@@ -1,5 +1,6 @@
 """A made-up machine for the doctor's tests: two sound H200s, from which a test changes what it is about."""
 
+import ctypes
 import dataclasses
 from typing import Any
 
@@ -124,7 +125,9 @@ class MachineNvml(FakeNvml):
         device2: FakeCard,
         p2pIndex: int,  # noqa: N803
     ) -> int:
-        assert p2pIndex == pynvml.NVML_P2P_CAPS_INDEX_READ
+        if not isinstance(p2pIndex, int):  # as ctypes has it
+            raise ctypes.ArgumentError("argument 3: TypeError: Don't know how to convert parameter 3")
+        assert p2pIndex == 0  # nvmlGpuP2PCapsIndex_t's NVML_P2P_CAPS_INDEX_READ in nvml.h
         return self._read("nvmlDeviceGetP2PStatus", device1, lambda card: self.peer_status)
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: FakeCard, threshold: int) -> int:  # noqa: N802

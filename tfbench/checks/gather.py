@@ -87,6 +87,9 @@ def gather(
     )
 
 
+# NVML's nvmlGpuP2PCapsIndex for reading; a stray comma makes nvidia-ml-py's NVML_P2P_CAPS_INDEX_READ a tuple.
+_P2P_READ = 0
+
 _Gpus = tuple[Probe, tuple[int | None, ...], tuple[Card, ...], tuple[Pair, ...]]
 
 
@@ -146,7 +149,7 @@ def _pci_numa_node(pci_bus_id: str | None, devices: Path = Path("/sys/bus/pci/de
 def _pair(session: Nvml, handles: list[Any], first: int, second: int) -> Pair:
     two = handles[first], handles[second]
     level = session.read("nvmlDeviceGetTopologyCommonAncestor", *two)
-    status = session.read("nvmlDeviceGetP2PStatus", *two, pynvml.NVML_P2P_CAPS_INDEX_READ)
+    status = session.read("nvmlDeviceGetP2PStatus", *two, _P2P_READ)
     access = None if status is None else status == pynvml.NVML_P2P_STATUS_OK
     return Pair(first=first, second=second, path=_PATHS.get(level), peer_access=access)
 
