@@ -248,16 +248,23 @@ def test_what_the_model_or_the_data_rules_out(choices, message):
 @pytest.mark.parametrize(
     ("card", "choices", "expected"),
     [
-        (H200, {}, "fused"),
-        (H200, {"precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
-        (gpu(compute_capability=(8, 0)), {}, "fused"),
-        (ADA, {"seq_length": 512}, "fused"),
-        (H200, {"kernels": "plain"}, "plain"),
+        (H200, {}, "plain"),
+        (H200, {"kernels": "fused"}, "fused"),
+        (H200, {"kernels": "fused", "precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
+        (gpu(compute_capability=(8, 0)), {"kernels": "fused"}, "fused"),
+        (ADA, {"kernels": "fused", "seq_length": 512}, "fused"),
         (H200, {"model": "resnet50"}, None),
     ],
 )
-def test_kernels_are_fused_where_they_can_be(card, choices, expected):
+def test_kernels_are_fused_where_asked_for_and_possible(card, choices, expected):
     assert config_of(machine(card), **{"model": "bert_base"} | choices).kernels == expected
+
+
+def test_kernels_on_trial_are_called_so():
+    doubted = [
+        sentences_of(machine(H200), model="bert_base", kernels=kernels) for kernels in ("fused", "plain")
+    ]
+    assert ["--kernels=fused is on trial" in " ".join(sentences) for sentences in doubted] == [True, False]
 
 
 HALF = "goes with --precision=mixed_float16 or mixed_bfloat16"

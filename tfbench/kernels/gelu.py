@@ -33,8 +33,8 @@ TEXTS = {
 def _bell_and_tail(x):
     """exp(-x² / 2), and how probable it is that a normal variable exceeds |x|: 1 - Φ(|x|).
 
-    Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: within 1e-7, as `models.layers` has it
-    for half precision. The polynomial's coefficients are halved.
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: within 1e-7, and one exponential
+    serves both. The polynomial's coefficients are halved.
     """
     bell = tl.exp2(x * x * -0.7213475204444817)  # -log2(e) / 2
     root = tl.rsqrt(1 + 0.2316418881663604 * tl.abs(x))  # 0.3275911 / √2
