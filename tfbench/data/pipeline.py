@@ -87,7 +87,8 @@ def image_batches(
     def seed_of(visit: tf.Tensor) -> tf.Tensor:
         return tf.stack([tf.constant(config.seed, tf.int64), visit * shard.count + shard.index])
 
-    def decode(visit: tf.Tensor, *record: tf.Tensor) -> dict[str, tf.Tensor]:
+    def decode(*record_and_visit: tf.Tensor) -> dict[str, tf.Tensor]:
+        *record, visit = record_and_visit
         encoded, label = unpack(*record)
         if augment:
             seed = seed_of(visit)
@@ -107,11 +108,12 @@ def image_batches(
         image = mirror(resize(cut(sample["image"], seed), image_size), seed)
         return {"image": image, "label": sample["label"]}
 
+    def shuffled(samples: tf.data.Dataset) -> tf.data.Dataset:
+        mixed = samples.shuffle(shard.tuning.shuffle_records, seed=config.seed, reshuffle_each_iteration=True)
+        return mixed.repeat()
+
     def endless(samples: tf.data.Dataset) -> tf.data.Dataset:
-        shuffled = samples.shuffle(
-            shard.tuning.shuffle_records, seed=config.seed, reshuffle_each_iteration=True
-        )
-        return shuffled.repeat().enumerate()
+        return shuffled(samples).enumerate()
 
     if cache.wanted(config, shard, records, decode_to_keep, num_records):
         kept = tolerant.read_each(records, decode_to_keep, shard, keep_order=config.deterministic).cache()
@@ -121,7 +123,8 @@ def image_batches(
         else:
             samples = endless(kept).map(lambda _, sample: sample)
     else:
-        visited = endless(records).map(lambda visit, record: (*record[:2], visit, *record[2:]))
+        # Numbered without a function, whose call for each record would wait for a thread that decodes.
+        visited = tf.data.Dataset.zip((shuffled(records), tf.data.Dataset.range(tf.int64.max)))
         samples = tolerant.read_each(visited, decode, shard, keep_order=config.deterministic)
     return batches(samples, config, reproducible=config.deterministic)
 
