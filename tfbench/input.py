@@ -4,7 +4,9 @@ With --compare: what each part of it brings.
 """
 
 import dataclasses
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 from absl import app, flags
@@ -48,6 +50,7 @@ def measure_input(argv: list[str]) -> int:
     display = Display()
     if len(argv) > 1:
         return _refused(display, f"{argv[1]!r} is not a flag: flags start with --")
+    signal.signal(signal.SIGTERM, _interrupt)  # what has been measured by then is kept
     try:
         machine = this_machine()
         config, sentences = complete(_choices(), machine)
@@ -98,6 +101,11 @@ def _choices() -> dict[str, Any]:
     windows = WINDOWS if choices["windows"] is None else choices["windows"]
     warmup_steps = 1 if choices["warmup_steps"] is None else choices["warmup_steps"]
     return choices | {"windows": windows, "steps": windows, "warmup_steps": warmup_steps}
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a measurement as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def parse(argv: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ TensorFlow's own errors do not say which record they come from, and end an input
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +32,7 @@ def read_each(
 
     Args:
         records: data set of (path, number, …): string and integer that name a record as `name_of` does, and
-            what `read` takes.
+            what `read` takes; in tuples of tuples too.
         read: → one sample.
         shard: its log names the records, and decides whether one ends the run.
         keep_order: samples keep the order of the records.
@@ -40,7 +41,8 @@ def read_each(
         Data set of the samples of the readable records.
     """
 
-    def read_chunk(*chunk: tf.Tensor) -> tf.data.Dataset:
+    def read_chunk(*nested: Any) -> tf.data.Dataset:
+        chunk = tuple(tf.nest.flatten(nested))
         samples = tf.data.Dataset.from_tensor_slices(chunk).map(lambda path, number, *record: read(*record))
         return complete(samples.ignore_errors(), tf.size(chunk[0], tf.int64), report, chunk)
 

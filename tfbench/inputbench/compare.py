@@ -28,7 +28,7 @@ class Variant:
 
     name: str
     change: str  # in words
-    take: Callable[[], int]  # takes some samples and returns their number
+    start: Callable[[], Callable[[], int]]  # → takes some samples and returns their number
     warm_up_samples: int  # before the first round: they fill a cache
     log: InputLog
     rounds: list[Drained] = dataclasses.field(default_factory=list)
@@ -62,9 +62,11 @@ def ratio(rates: Sequence[float], baseline: Sequence[float]) -> tuple[float, flo
 def take_turns(variants: Sequence[Variant], seconds: float, rounds: int) -> None:
     """Every variant once a round, each round beginning with another one.
 
+    A variant starts anew on its turn: the threads of one that only waits would fill its buffers meanwhile.
+
     Args:
         variants: take their figures.
-        seconds: of a variant in a round, after half of it to warm up: buffers have filled in its pause.
+        seconds: of a variant in a round, after half of it to warm up.
         rounds: how many.
     """
     for number in range(rounds):
@@ -72,7 +74,8 @@ def take_turns(variants: Sequence[Variant], seconds: float, rounds: int) -> None
         for variant in [*variants[first:], *variants[:first]]:
             warm_up = 0 if number else variant.warm_up_samples
             with variant.log.explained():
-                variant.rounds.append(drain(variant.take, Plan(seconds, 1, warm_up)))
+                variant.rounds.append(drain(variant.start(), Plan(seconds, 1, warm_up)))
+            gc.collect()  # ends its pipeline
 
 
 def run(

@@ -1,6 +1,7 @@
 """The input of a run with one thing changed at a time. Imports TensorFlow."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator
 
@@ -61,8 +62,8 @@ def _made(config: BenchmarkConfig, log: InputLog, tuning: Tuning) -> tf.data.Dat
 def _of_batches(
     name: str, change: str, config: BenchmarkConfig, dataset: tf.data.Dataset, log: InputLog
 ) -> Variant:
-    take = taker(dataset, config.samples_per_replica_per_step)
-    return Variant(name, change, take, log.steps_to_fill_cache * config.global_batch_size, log)
+    start = functools.partial(taker, dataset, config.samples_per_replica_per_step)
+    return Variant(name, change, start, log.steps_to_fill_cache * config.global_batch_size, log)
 
 
 def _of_the_end(config: BenchmarkConfig) -> Iterator[Variant]:
@@ -117,7 +118,7 @@ def _plain(config: BenchmarkConfig) -> Iterator[Variant]:
         ("bare decode, resize", "crops decoded and resized from records in memory", crop_and_resize),
     ):
         samples = kept.map(call, usable_cores()).with_options(threads)
-        yield Variant(name, change, taker(samples, 1), 0, log)
+        yield Variant(name, change, functools.partial(taker, samples, 1), 0, log)
 
 
 def _unpacked(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
