@@ -59,6 +59,7 @@ class BenchmarkConfig:
     data_dir: str | None = None  # folder of prepared TensorFlow Datasets; None: their default folder
     cache: str = "none"  # of images read from files: see CACHES
     on_bad_record: str = "fail"  # among images read from files: see ON_BAD_RECORD
+    data_service: str | None = None  # grpc://HOST:PORT that images read from files come from; None: this host
     vocab: str | None = None  # file as BERT's vocab.txt, for plain text; None: trained on the text
     pack: bool = False  # plain text: several documents may share a sequence
     image_size: int | None = None  # pixels on each side; None for text models

@@ -49,6 +49,14 @@ flags.DEFINE_enum(
     "An image that cannot be read, named in any case. fail: it ends the run; skip: it is left out, counted.",
 )
 flags.DEFINE_string(
+    "data_service",
+    None,
+    "grpc://HOST:PORT of a tf.data service whose workers read and decode the images instead of this process; "
+    "python -m tfbench.data_service starts one. Files are dealt to the workers as they ask for them "
+    "(ShardingPolicy.DYNAMIC): every record once an epoch, in no fixed order. A worker that finds no more "
+    "begins the next epoch; one that is lost takes the rest of its files of the epoch with it.",
+)
+flags.DEFINE_string(
     "vocab",
     None,
     "Of --data=text:GLOB: a file as BERT's vocab.txt. Default: a WordPiece trained on the text.",

@@ -4,6 +4,7 @@ from tfbench.config import ConfigError
 from tfbench.data.digits import DIGITS
 from tfbench.data.folder import FOLDER
 from tfbench.data.pydoc import PYDOC
+from tfbench.data.service import require_data_service
 from tfbench.data.source import Input, open_input
 from tfbench.data.spec import DatasetSpec, InputLog, Shard, require_image_files
 from tfbench.data.synthetic import SYNTHETIC, synthetic_batch
@@ -24,6 +25,7 @@ __all__ = [
     "Shard",
     "open_input",
     "parse",
+    "require_data_service",
     "require_image_files",
     "require_text_files",
     "synthetic_batch",

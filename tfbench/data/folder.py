@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tfbench.config import BenchmarkConfig
+from tfbench.data import service
 from tfbench.data.spec import DatasetSpec, Shard, argument_of, data_error, require_classes, require_kind
 from tfbench.models.spec import ModelSpec
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 NO_NUMBER = -1  # of a record that its path names
+# To a worker of a tf.data service, which asks its dispatcher for them.
+FILES_DEALT_AT_ONCE = 64
 SUFFIXES = (".jpg", ".jpeg", ".png")  # in any case
 
 
@@ -54,15 +57,17 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
     from tfbench.data import pipeline
 
     labelled = [(path, label) for label, (_, paths) in enumerate(_classes(config)) for path in paths]
-    paths, labels = zip(*labelled, strict=True)
-    records = (
-        tf.data.Dataset.from_tensor_slices((list(paths), list(labels)))
-        .shuffle(len(labelled), seed=config.seed, reshuffle_each_iteration=True)
-        .shard(shard.count, shard.index)
-        .map(lambda path, label: (path, NO_NUMBER, path, label))
-    )
+    paths, labels = map(list, zip(*labelled, strict=True))
+    if config.data_service:
+        files = service.dealt((paths, labels), config, shard, at_once=FILES_DEALT_AT_ONCE)
+    else:
+        files = (
+            tf.data.Dataset.from_tensor_slices((paths, labels))
+            .shuffle(len(labelled), seed=config.seed, reshuffle_each_iteration=True)
+            .shard(shard.count, shard.index)
+        )
     return pipeline.image_batches(
-        records,
+        files.map(lambda path, label: (path, NO_NUMBER, path, label)),
         lambda path, label: (tf.io.read_file(path), label),
         config,
         shard,

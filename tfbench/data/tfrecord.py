@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfbench.config import BenchmarkConfig
+from tfbench.data import service
 from tfbench.data.spec import DatasetSpec, Shard, argument_of, data_error, require_kind
 from tfbench.models.spec import ModelSpec
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 FILES_AT_ONCE = 16  # read in turn by one pipeline, so that neighbouring samples come from different files
 
+NO_NUMBER = -1  # of a record that is not counted
 SAMPLED_RECORDS = 64  # whose sizes say how many there are
 MAX_RECORDS_OF_A_FILE = 2**62
 
@@ -92,6 +94,12 @@ def _read(paths: list[str], config: BenchmarkConfig, shard: Shard) -> "tf.data.D
     """One epoch of (path, number, serialized Example) of a shard: of its own files where there are enough."""
     import tensorflow as tf
 
+    if config.data_service:
+        return service.dealt((paths,), config, shard, at_once=1).interleave(
+            _read_file_in_service,
+            cycle_length=min(FILES_AT_ONCE, len(paths)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
     shard_files = len(paths) >= shard.count
     files = tf.data.Dataset.from_tensor_slices(paths)
     if shard_files:
@@ -132,6 +140,13 @@ def _read_file(path: "tf.Tensor", shard: Shard) -> "tf.data.Dataset":
     data = tolerant.complete(tf.data.TFRecordDataset(path).ignore_errors(), num_records, report, (path,))
     paths = tf.data.Dataset.from_tensors(path).repeat()
     return tf.data.Dataset.zip((paths, tf.data.Dataset.range(MAX_RECORDS_OF_A_FILE), data))
+
+
+def _read_file_in_service(path: "tf.Tensor") -> "tf.data.Dataset":
+    """As `_read_file`, without the Python that a worker of a tf.data service does not have: no numbers."""
+    import tensorflow as tf
+
+    return tf.data.TFRecordDataset(path).map(lambda data: (path, NO_NUMBER, data))
 
 
 def _whole_records(path: str | bytes) -> tuple[int, int]:

@@ -1,0 +1,158 @@
+"""tf.data service: workers, on this host or others, compute the training input. TensorFlow-free to import.
+
+What runs in a worker is TensorFlow's graph alone, without Python: it can neither name
+broken records nor count visits over all workers.
+"""
+
+import re
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfbench.config import BenchmarkConfig, ConfigError
+from tfbench.data.spec import DatasetSpec, Shard
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+ANSWER_TIMEOUT_S = 5.0  # of a dispatcher; one in the same building takes milliseconds
+_ADDRESS = re.compile(r"grpc://[^\s/,]+:\d+")
+_START = "python -m tfbench.data_service starts one"
+# tensorflow/core/data/service/dispatcher.proto: an empty request; one WorkerInfo a worker, its address first.
+_GET_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
+
+
+def require_data_service(config: BenchmarkConfig, dataset_spec: DatasetSpec) -> None:
+    """Refuses a --data_service that cannot compute this run's input.
+
+    Raises:
+        ConfigError: it is none, it does not answer within seconds, or another flag rules it out.
+    """
+    address = config.data_service
+    if address is None:
+        return
+    if not dataset_spec.image_files:
+        raise ConfigError(
+            "data_service", address, f"goes with images read from files, not with --data={config.data}"
+        )
+    without = {
+        "deterministic": ("false", "its workers deliver in no fixed order"),
+        "cache": ("none", "its workers keep no images"),
+        "on_bad_record": ("fail", "its workers cannot say which records they leave out"),
+    }
+    for flag, (needed, why) in without.items():
+        if (value := f"{getattr(config, flag)}".lower()) != needed:
+            raise ConfigError(flag, value, f"{needed} with --data_service={address}: {why}")
+    addresses = workers("data_service", address)
+    if not addresses:
+        raise ConfigError("data_service", address, f"has no workers (yet); {_START} with some")
+    for worker in addresses:  # TensorFlow would wait for one that cannot be reached, for ever
+        host, _, port = worker.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S).close()
+        except OSError as error:
+            raise ConfigError(
+                "data_service",
+                address,
+                f"its worker {worker} cannot be reached from here ({error}); python -m tfbench.data_service "
+                "--host=NAME says under which name it can",
+            ) from error
+
+
+def workers(flag: str, address: str) -> list[str]:
+    """Asks a dispatcher for the addresses, HOST:PORT, of its workers.
+
+    Args:
+        flag: that has the dispatcher's.
+        address: grpc://HOST:PORT.
+
+    Raises:
+        ConfigError: another form of address, or no dispatcher answers there.
+    """
+    import grpc
+
+    if not _ADDRESS.fullmatch(address):
+        raise ConfigError(flag, address, f"expected grpc://HOST:PORT of one dispatcher; {_START}")
+    with grpc.insecure_channel(address.removeprefix("grpc://")) as channel:
+        try:
+            answer = channel.unary_unary(_GET_WORKERS)(b"", timeout=ANSWER_TIMEOUT_S)
+        except grpc.RpcError as error:
+            why = f"{error.code().name}: {error.details()}"
+            raise ConfigError(
+                flag, address, f"no dispatcher of a tf.data service answers there ({why}); {_START}"
+            ) from error
+    return [_fields(info)[0].decode() for info in _fields(answer)]
+
+
+def _fields(message: bytes) -> list[Any]:
+    """The fields of a message whose class TensorFlow's wheel does not have."""
+    from google.protobuf import empty_pb2, unknown_fields
+
+    return [field.data for field in unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message))]
+
+
+def dealt(
+    columns: Sequence[list[Any]], config: BenchmarkConfig, shard: Shard, *, at_once: int
+) -> "tf.data.Dataset":
+    """One epoch of the rows of a table, for the workers to share.
+
+    Their order is drawn once: a worker that shuffled them would first ask for all that there are.
+
+    Args:
+        columns: of equal length.
+        config: gives the seed.
+        shard: of the rows.
+        at_once: rows that a worker is dealt when it asks.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    order = np.random.default_rng(config.seed).permutation(len(columns[0]))[shard.index :: shard.count]
+    kept = [tf.constant([column[row] for row in order]) for column in columns]
+
+    def rows(first: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(tuple(column[first : first + at_once] for column in kept))
+
+    return tf.data.Dataset.range(0, len(order), at_once).flat_map(rows)
+
+
+def any_visit() -> "tf.Tensor":
+    """A number for a visit where no one counts them: int64, drawn anew by every worker each time.
+
+    The raw operation, because with others `tf.random.set_seed` would let all workers draw alike.
+    """
+    import tensorflow as tf
+
+    return tf.raw_ops.RandomUniformInt(
+        shape=tf.constant([], tf.int32),
+        minval=tf.constant(0, tf.int64),
+        maxval=tf.constant(2**40, tf.int64),  # leaves room for `visit * shard.count`
+        seed=0,
+        seed2=0,
+    )
+
+
+def computed(dataset: "tf.data.Dataset", config: BenchmarkConfig, shard: Shard) -> "tf.data.Dataset":
+    """The batches as the workers of --data_service compute them; without the flag, the data set itself.
+
+    Args:
+        dataset: endless batches.
+        config: gives the address.
+        shard: its log is told the number of workers.
+
+    Raises:
+        ConfigError: the dispatcher does not answer any more.
+    """
+    if config.data_service is None:
+        return dataset
+    import tensorflow as tf
+
+    num_workers = len(workers("data_service", config.data_service))
+    shard.log.notes.append(f"data service: {config.data_service} has {num_workers} worker(s)")
+    service = tf.data.experimental.service
+    distribute = service.distribute(
+        service.ShardingPolicy.DYNAMIC,
+        config.data_service,
+        compression=None,  # photographs hardly shrink, and the training host would have to unpack them
+    )
+    return dataset.apply(distribute).prefetch(tf.data.AUTOTUNE)
