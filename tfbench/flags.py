@@ -53,8 +53,8 @@ flags.DEFINE_string(
     None,
     "grpc://HOST:PORT of a tf.data service whose workers read and decode the images instead of this process; "
     "python -m tfbench.data_service starts one. Files are dealt to the workers as they ask for them "
-    "(ShardingPolicy.DYNAMIC): every record once an epoch, in no fixed order. A worker that finds no more "
-    "begins the next epoch; one that is lost takes the rest of its files of the epoch with it.",
+    "(ShardingPolicy.DYNAMIC): every record once an epoch, in no fixed order; one that finds no more begins "
+    "the next epoch. A worker that is lost ends the run.",
 )
 flags.DEFINE_string(
     "vocab",

@@ -6,7 +6,9 @@ broken records nor count visits over all workers.
 
 import re
 import socket
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfbench.config import BenchmarkConfig, ConfigError
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 ANSWER_TIMEOUT_S = 5.0  # of a dispatcher; one in the same building takes milliseconds
+WATCH_S = 10.0  # between two looks whether the service is still there
+MAX_FAILURES = 3  # in a row, until it is taken for lost
 _ADDRESS = re.compile(r"grpc://[^\s/,]+:\d+")
 _START = "python -m tfbench.data_service starts one"
 # tensorflow/core/data/service/dispatcher.proto: an empty request; one WorkerInfo a worker, its address first.
@@ -43,10 +47,19 @@ def require_data_service(config: BenchmarkConfig, dataset_spec: DatasetSpec) -> 
     for flag, (needed, why) in without.items():
         if (value := f"{getattr(config, flag)}".lower()) != needed:
             raise ConfigError(flag, value, f"{needed} with --data_service={address}: {why}")
+    require_answer(address)
+
+
+def require_answer(address: str) -> None:
+    """Asks a service whether it would give batches, which TensorFlow itself would wait for, for ever.
+
+    Raises:
+        ConfigError: it does not answer within seconds, has no workers, or one cannot be reached from here.
+    """
     addresses = workers("data_service", address)
     if not addresses:
         raise ConfigError("data_service", address, f"has no workers (yet); {_START} with some")
-    for worker in addresses:  # TensorFlow would wait for one that cannot be reached, for ever
+    for worker in addresses:
         host, _, port = worker.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S).close()
@@ -155,4 +168,48 @@ def computed(dataset: "tf.data.Dataset", config: BenchmarkConfig, shard: Shard) 
         config.data_service,
         compression=None,  # photographs hardly shrink, and the training host would have to unpack them
     )
-    return dataset.apply(distribute).prefetch(tf.data.AUTOTUNE)
+    return _watched(dataset.apply(distribute), config.data_service, shard).prefetch(tf.data.AUTOTUNE)
+
+
+def _watched(batches: "tf.data.Dataset", address: str, shard: Shard) -> "tf.data.Dataset":
+    """The batches, or an error soon after the service has gone, where TensorFlow alone waits for ever.
+
+    Its iterators end when they are deleted. They would hang at the end of a `take`, which tells nobody.
+    """
+    import tensorflow as tf
+
+    from tfbench.data import tolerant
+
+    with tf.device("CPU:0"):
+        bad_news = tf.queue.FIFOQueue(1, tf.string)
+    threading.Thread(target=_watch, args=(address, bad_news.enqueue), daemon=True).start()
+
+    def refuse(why: bytes) -> None:
+        shard.log.refuse(why.decode())
+
+    def wait_for_bad_news(_: tf.Tensor) -> Any:
+        # A queue, because waiting for one ends with the pipeline; waiting in Python would not.
+        with tf.control_dependencies([tf.numpy_function(refuse, [bad_news.dequeue()], [])]):
+            return tf.nest.map_structure(tolerant.zeros, batches.element_spec)
+
+    news = tf.data.Dataset.range(1).map(wait_for_bad_news)
+    # Both at once, and whichever has something to say is heard.
+    return tf.data.Dataset.range(2).interleave(
+        lambda which: batches.repeat(1 - which).concatenate(news.repeat(which)),
+        cycle_length=2,
+        num_parallel_calls=2,
+        deterministic=False,
+    )
+
+
+def _watch(address: str, tell: Callable[[str], None]) -> None:
+    """Looks from time to time whether a service is there; returns after telling that it is not."""
+    failures = 0
+    while failures < MAX_FAILURES:  # it may be busy once
+        time.sleep(WATCH_S)
+        try:
+            require_answer(address)
+            failures = 0
+        except ConfigError as error:
+            failures, why = failures + 1, f"{error}"
+    tell(why)
