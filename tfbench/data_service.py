@@ -32,11 +32,11 @@ flags.DEFINE_string(
     "have the same path on every host.",
 )
 
-EXIT_FAILED, EXIT_REFUSED = 1, 2
+EXIT_REFUSED = 2
 
 
 def serve(argv: list[str]) -> int:
-    """Serve until a signal comes; returns the exit code."""
+    """Serve until a signal comes; returns the exit code of what is refused."""
     display, stop = Display(), threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -45,16 +45,16 @@ def serve(argv: list[str]) -> int:
             raise flags.Error(f"{argv[1]!r} is not a flag: flags start with --")
         _check()
         with native_messages_to(Path(os.devnull)):  # TensorFlow's greetings
-            servers, address = _start()
+            _held, address = _start()
     except (ConfigError, flags.Error) as error:
         display.error(f"{error}\nSee python -m tfbench.data_service --help")
         return EXIT_REFUSED
     display.say(f"{FLAGS.workers} worker(s). Train with: --data_service={address}")
     stop.wait()
-    for server in servers:  # the workers before their dispatcher
-        server._stop()
     display.say("ended")
-    return 0
+    sys.stdout.flush()
+    # There is nothing to save, and servers that stop by themselves may wait for those who train.
+    os._exit(0)
 
 
 def _check() -> None:
@@ -71,7 +71,7 @@ def _check() -> None:
 
 
 def _start() -> tuple[list[Any], str]:
-    """Returns the servers, the dispatcher last, and the dispatcher's address."""
+    """Returns the servers, which serve as long as they are held, and the dispatcher's address."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPUs are for those who train
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
