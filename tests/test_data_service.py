@@ -19,8 +19,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from data_helpers import IMAGE_MODEL, config_of
-from PIL import Image
+from data_helpers import (
+    IMAGE_MODEL,
+    NUM_CLASSES,
+    NUM_IMAGES,
+    config_of,
+    numbered_image,
+    numbers_of,
+    write_numbered_images,
+    write_numbered_records,
+)
 from run_helpers import DEADLINE_S, environment, only_row, python, train
 from step_helpers import strategy_of
 
@@ -29,7 +37,6 @@ from tfbench.data import Input, Shard, open_input, parse, require_data_service, 
 from tfbench.data.spec import UnreadableError
 
 COMMAND = ("-m", "tfbench.data_service")
-NUM_IMAGES, NUM_CLASSES = 400, 4  # more images than one worker is dealt at once
 
 
 @contextlib.contextmanager
@@ -65,41 +72,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-def plain(number: int) -> Image.Image:
-    """An image that tells its number in every crop."""
-    return Image.new("RGB", (20, 24), (number % 256, number // 256, 99))
-
-
-def numbers_of(images: np.ndarray) -> np.ndarray:
-    assert (images == images[:, :1, :1]).all()
-    assert (images[..., 2] == 99).all()
-    return images[:, 0, 0, 0] + 256 * images[:, 0, 0, 1].astype(int)
-
-
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """PNG files in folders of classes; number n is of class n mod 4."""
-    root = tmp_path_factory.mktemp("images")
-    for number in range(NUM_IMAGES):
-        (root / f"class{number % NUM_CLASSES}").mkdir(exist_ok=True)
-        plain(number).save(root / f"class{number % NUM_CLASSES}" / f"{number:03d}.png")
-    return root
+    return write_numbered_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
 def records(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same images in eight TFRecord files."""
-    root = tmp_path_factory.mktemp("records")
-    for file in range(8):
-        with tf.io.TFRecordWriter(str(root / f"train-{file}")) as writer:
-            for number in range(file, NUM_IMAGES, 8):
-                label = number % NUM_CLASSES
-                png = (images / f"class{label}" / f"{number:03d}.png").read_bytes()
-                example = tf.train.Example()
-                example.features.feature["image/encoded"].bytes_list.value.append(png)
-                example.features.feature["image/class/label"].int64_list.value.append(label + 1)
-                writer.write(example.SerializeToString())
-    return root
+    return write_numbered_records(images, tmp_path_factory.mktemp("records"))
 
 
 class Numbered(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -119,7 +99,7 @@ class Numbered(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _generate_examples(self) -> Any:
         for number in range(NUM_IMAGES):
-            yield number, {"image": np.asarray(plain(number)), "label": number % NUM_CLASSES}
+            yield number, {"image": np.asarray(numbered_image(number)), "label": number % NUM_CLASSES}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,13 @@ ends in about two minutes.
 from typing import Any
 
 from tfbench.config import BenchmarkConfig, ConfigError
-from tfbench.data import parse, require_data_service, require_image_files, require_text_files
+from tfbench.data import (
+    parse,
+    require_dali,
+    require_data_service,
+    require_image_files,
+    require_text_files,
+)
 from tfbench.hardware.gpus import Machine
 from tfbench.models import MODELS, ModelSpec
 from tfbench.models.spec import Defaults
@@ -47,6 +53,7 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     dataset_spec.check(config, spec)
     require_image_files(config, dataset_spec)
     require_text_files(config)
+    require_dali(config, dataset_spec)
     require_data_service(config, dataset_spec)
     return config, [*filter(None, sentences), *_doubts(config, compute_capability)]
 

@@ -9,6 +9,7 @@ from absl import flags
 from tfbench.config import (
     CACHES,
     COLLECTIVES,
+    INPUTS,
     LEARNING_RATE_SCHEDULES,
     ON_BAD_RECORD,
     SCALING_MODES,
@@ -47,6 +48,13 @@ flags.DEFINE_enum(
     "fail",
     ON_BAD_RECORD,
     "An image that cannot be read, named in any case. fail: it ends the run; skip: it is left out, counted.",
+)
+flags.DEFINE_enum(
+    "input",
+    "tfdata",
+    INPUTS,
+    "Who decodes images. tfdata: the host's cores; dali: NVIDIA DALI on the GPUs, of folder: and tfrecord: "
+    "(pip install 'tfbench[dali]').",
 )
 flags.DEFINE_string(
     "data_service",

@@ -1,6 +1,7 @@
 """The training data, by name. Known without TensorFlow: a spec's functions import it when called."""
 
 from tfbench.config import ConfigError
+from tfbench.data.dali import require_dali
 from tfbench.data.digits import DIGITS
 from tfbench.data.folder import FOLDER
 from tfbench.data.pydoc import PYDOC
@@ -25,6 +26,7 @@ __all__ = [
     "Shard",
     "open_input",
     "parse",
+    "require_dali",
     "require_data_service",
     "require_image_files",
     "require_text_files",

@@ -50,20 +50,28 @@ def _check(config: BenchmarkConfig, spec: ModelSpec) -> None:
     require_classes(config, spec, len(_classes(config)))
 
 
+def labelled(config: BenchmarkConfig) -> list[tuple[str, int]]:
+    """Path and label of every image: labels count the class folders by name from 0.
+
+    Raises:
+        ConfigError: as for `_classes`.
+    """
+    return [(path, label) for label, (_, paths) in enumerate(_classes(config)) for path in paths]
+
+
 def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Dataset":
-    """Labels count the class folders by name from 0; the order of each epoch is over all files."""
+    """The order of each epoch is over all files."""
     import tensorflow as tf
 
     from tfbench.data import pipeline
 
-    labelled = [(path, label) for label, (_, paths) in enumerate(_classes(config)) for path in paths]
-    paths, labels = map(list, zip(*labelled, strict=True))
+    paths, labels = map(list, zip(*labelled(config), strict=True))
     if config.data_service:
         files = service.dealt((paths, labels), config, shard, at_once=FILES_DEALT_AT_ONCE)
     else:
         files = (
             tf.data.Dataset.from_tensor_slices((paths, labels))
-            .shuffle(len(labelled), seed=config.seed, reshuffle_each_iteration=True)
+            .shuffle(len(paths), seed=config.seed, reshuffle_each_iteration=True)
             .shard(shard.count, shard.index)
         )
     return pipeline.image_batches(
@@ -72,7 +80,7 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
         config,
         shard,
         augment=True,
-        num_records=-(-len(labelled) // shard.count),
+        num_records=-(-len(paths) // shard.count),
     )
 
 

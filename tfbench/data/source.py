@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfbench.config import BenchmarkConfig
-from tfbench.data import service
+from tfbench.data import dali, service
 from tfbench.data.spec import InputLog, Shard
 from tfbench.models.spec import Batch, ModelSpec
 
@@ -44,9 +44,10 @@ def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribut
         batch = _resident_batch(config, spec, strategy)
         return Input(next=lambda: batch, resident=True)
 
-    import tensorflow as tf
-
     log = InputLog(config.on_bad_record)
+    if config.input == "dali":
+        return Input(next=dali.open_dali(config, strategy, log), resident=False, log=log)
+    import tensorflow as tf
 
     def dataset_fn(context: "tf.distribute.InputContext") -> "tf.data.Dataset":
         shard = Shard(context.input_pipeline_id, context.num_input_pipelines, log)

@@ -27,13 +27,14 @@ _LENGTH_BYTES = 8
 _CRC_BYTES = 4
 
 
-def _files(config: BenchmarkConfig) -> list[str]:
+def files_of(config: BenchmarkConfig) -> list[str]:
+    """Files that match the glob of --data, sorted."""
     return sorted(path for path in glob.glob(os.path.expanduser(argument_of(config))) if os.path.isfile(path))
 
 
 def _check(config: BenchmarkConfig, spec: ModelSpec) -> None:
     require_kind(config, spec, "image")
-    files = _files(config)
+    files = files_of(config)
     if not files:
         raise data_error(
             config,
@@ -61,7 +62,7 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
     from tfbench.data import pipeline
 
     assert spec.num_classes is not None
-    paths = _files(config)
+    paths = files_of(config)
     return pipeline.image_batches(
         _read(paths, config, shard),
         functools.partial(_parse, num_classes=spec.num_classes),
@@ -74,11 +75,11 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
 
 def _estimate_records(paths: list[str]) -> int:
     """Number of records of all files, by the first records' mean size."""
-    sizes = list(itertools.islice(_record_sizes(paths[0]), SAMPLED_RECORDS))
+    sizes = list(itertools.islice(record_sizes(paths[0]), SAMPLED_RECORDS))
     return round(sum(os.path.getsize(path) for path in paths) * len(sizes) / sum(sizes))
 
 
-def _record_sizes(path: str | bytes) -> Iterator[int]:
+def record_sizes(path: str | bytes) -> Iterator[int]:
     """Bytes of each record of a file, its framing included."""
     size, end = os.path.getsize(path), 0
     with open(path, "rb") as file:
@@ -151,7 +152,7 @@ def _read_file_in_service(path: "tf.Tensor") -> "tf.data.Dataset":
 
 def _whole_records(path: str | bytes) -> tuple[int, int]:
     """Number of records that a file holds whole, by the lengths that they state, and where the last ends."""
-    ends = list(itertools.accumulate(_record_sizes(path)))
+    ends = list(itertools.accumulate(record_sizes(path)))
     size = os.path.getsize(path)
     whole = [end for end in ends if end <= size]
     return len(whole), whole[-1] if whole else 0
