@@ -13,6 +13,7 @@ import pytest
 import sklearn.datasets
 import tensorflow as tf
 from data_helpers import (
+    IMAGE_MODEL,
     NUM_CLASSES,
     NUM_IMAGES,
     config_of,
@@ -21,9 +22,10 @@ from data_helpers import (
     write_numbered_records,
 )
 from PIL import Image
+from step_helpers import strategy_of
 
 from tfbench.config import ConfigError
-from tfbench.data import Shard, dali, parse, require_dali
+from tfbench.data import Shard, dali, open_input, parse, require_dali
 
 needs_dali = pytest.mark.skipif(not dali._is_installed("nvidia.dali_tf_plugin"), reason="extra dali")
 
@@ -122,6 +124,31 @@ def test_shards_read_every_image_once_per_epoch(name: str, data: dict[str, str])
         orders.append(seen)
     assert orders[0] != orders[1] != orders[2]
     assert sorted(orders[0][:50]) != orders[0][:50]
+
+
+@needs_dali
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_replicas_of_a_strategy_in_a_loop(num_replicas: int, data: dict[str, str]) -> None:
+    config = config_of(data["tfrecord"], input="dali", cpu_replicas=num_replicas, per_replica_batch_size=10)
+    strategy = strategy_of(num_replicas)
+    source = open_input(config, IMAGE_MODEL, strategy)
+
+    def numbers_and_labels(batch: Any) -> Any:
+        first = tf.cast(batch["image"][:, 0, 0, :2], tf.int32)
+        return tf.stack([first[:, 0] + 256 * first[:, 1], batch["label"]])
+
+    @tf.function
+    def loop() -> Any:
+        parts = tf.TensorArray(tf.int32, size=5)
+        for step in tf.range(5):
+            seen = strategy.run(numbers_and_labels, args=(source.next(),))
+            parts = parts.write(step, tf.concat(strategy.experimental_local_results(seen), axis=1))
+        return parts.stack()
+
+    calls = [loop().numpy() for _ in range(NUM_IMAGES // (5 * config.global_batch_size))]
+    numbers, labels = np.concatenate([call.transpose(1, 0, 2).reshape(2, -1) for call in calls], axis=1)
+    np.testing.assert_array_equal(labels, numbers % NUM_CLASSES)
+    assert Counter(numbers.tolist()) == Counter(range(NUM_IMAGES))
 
 
 @needs_dali

@@ -59,20 +59,21 @@ def open_dali(
 
     Args:
         config: has passed `require_dali`.
-        strategy: over GPUs of one host.
+        strategy: over GPUs of one host; on logical CPU devices the CPU decodes.
         log: is told what was opened.
 
     Returns:
         What gives the next batch of every replica, also inside a tf.function.
     """
+    import nvidia.dali
     import tensorflow as tf
 
-    reader = reader_of(config)
+    reader, devices = reader_of(config), strategy.extended.worker_devices
 
     def dataset_fn(context: "tf.distribute.InputContext") -> "tf.data.Dataset":
         shard = Shard(context.input_pipeline_id, context.num_input_pipelines, log)
-        with tf.device(f"GPU:{shard.index}"):
-            return dataset(config, reader, shard, gpu=shard.index)
+        with tf.device(devices[shard.index]):
+            return dataset(config, reader, shard, gpu=shard.index if config.gpus else None)
 
     options = tf.distribute.InputOptions(
         experimental_fetch_to_device=False,
@@ -85,7 +86,7 @@ def open_dali(
         image, label = next(iterator)  # a data set on a GPU cannot be mapped to a dict
         return {"image": image, "label": label}
 
-    log.notes.append("input: DALI decodes on the GPUs")
+    log.notes.append(f"input: DALI {nvidia.dali.__version__} decodes on {', '.join(devices)}")
     return next_batch
 
 
