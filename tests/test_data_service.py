@@ -185,6 +185,13 @@ def test_a_run_says_where_its_input_comes_from(address: str, images: Path, tmp_p
     assert len(keys) == 3
 
 
+def test_the_input_alone_is_measured_too(address: str, images: Path, tmp_path: Path) -> None:
+    flags = ("--model=resnet_tiny", f"--data=folder:{images}", "--gpus=0", "--seconds=0.5", "--windows=2")
+    done = python("-m", "tfbench.input", *flags, f"--data_service={address}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No stages: the workers of the data service compute them" in done.stdout
+
+
 def test_a_broken_image_ends_the_run(address: str, tmp_path: Path) -> None:
     (tmp_path / "class0").mkdir()
     (tmp_path / "class0" / "0.png").write_text("no image")

@@ -54,7 +54,7 @@ flags.DEFINE_enum(
     "tfdata",
     INPUTS,
     "Who decodes images. tfdata: the host's cores; dali: NVIDIA DALI on the GPUs, of folder: and tfrecord: "
-    "(pip install 'tfbench[dali]').",
+    "(pip install --no-build-isolation 'tfbench[dali]').",
 )
 flags.DEFINE_string(
     "data_service",

@@ -19,6 +19,8 @@ from tfbench.models.spec import Batch
 if TYPE_CHECKING:
     import tensorflow as tf
 
+# The plugin is compiled against the TensorFlow that it finds.
+_INSTALL = "pip install --no-build-isolation 'tfbench[dali]'"
 READ_BY_DALI = (folder.FOLDER.name, tfrecord.TFRECORD.name)
 Reader = Callable[[Shard], tuple[Any, Any]]  # inside a DALI pipeline: → encoded image, label
 
@@ -37,9 +39,7 @@ def require_dali(config: BenchmarkConfig, dataset_spec: DatasetSpec) -> None:
     if not config.gpus:
         raise ConfigError("input", "dali", "decodes on GPUs, and --gpus=0 has none: tfdata")
     if missing := [name for name in ("nvidia.dali", "nvidia.dali_tf_plugin") if not _is_installed(name)]:
-        raise ConfigError(
-            "input", "dali", f"needs {' and '.join(missing)}: pip install 'tfbench[dali]', or tfdata"
-        )
+        raise ConfigError("input", "dali", f"needs {' and '.join(missing)}: {_INSTALL}, or tfdata")
     alone = {"deterministic": "false", "cache": "none", "on_bad_record": "fail", "data_service": "none"}
     for flag, needed in alone.items():
         if (value := f"{getattr(config, flag)}".lower()) != needed:
