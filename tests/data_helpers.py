@@ -1,11 +1,18 @@
 """Small models' specs and runs for the tests of the data. TensorFlow-free."""
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tfbench.config import BenchmarkConfig
 from tfbench.data import DATASETS, Shard
 from tfbench.models.spec import Defaults, ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+NUM_IMAGES, NUM_CLASSES = 400, 4  # numbered images; number n is of class n mod 4
 
 _DEFAULTS = Defaults(
     per_replica_batch_size=1, image_size=8, seq_length=8, steps=1, warmup_steps=1, windows=1, steps_per_loop=1
@@ -53,3 +60,41 @@ def epoch(config: BenchmarkConfig, num_samples: int, count: int, spec: ModelSpec
     """The first `num_samples` batches of 1, drawn from `count` shards in turn."""
     streams = [iter(make(config, spec, Shard(index, count)).as_numpy_iterator()) for index in range(count)]
     return [next(streams[sample % count]) for sample in range(num_samples)]
+
+
+def numbered_image(number: int) -> "Image.Image":
+    """An image that tells its number in every crop."""
+    from PIL import Image
+
+    return Image.new("RGB", (20, 24), (number % 256, number // 256, 99))
+
+
+def numbers_of(images: "np.ndarray") -> "np.ndarray":
+    """Numbers of a batch of such images, which must be plain."""
+    assert (images == images[:, :1, :1]).all()
+    assert (images[..., 2] == 99).all()
+    return images[:, 0, 0, 0] + 256 * images[:, 0, 0, 1].astype(int)
+
+
+def write_numbered_images(root: Path) -> Path:
+    """PNG files in a folder for each class."""
+    for number in range(NUM_IMAGES):
+        (root / f"class{number % NUM_CLASSES}").mkdir(exist_ok=True)
+        numbered_image(number).save(root / f"class{number % NUM_CLASSES}" / f"{number:03d}.png")
+    return root
+
+
+def write_numbered_records(images: Path, root: Path) -> Path:
+    """The same images in eight TFRecord files."""
+    import tensorflow as tf
+
+    for file in range(8):
+        with tf.io.TFRecordWriter(str(root / f"train-{file}")) as writer:
+            for number in range(file, NUM_IMAGES, 8):
+                label = number % NUM_CLASSES
+                png = (images / f"class{label}" / f"{number:03d}.png").read_bytes()
+                example = tf.train.Example()
+                example.features.feature["image/encoded"].bytes_list.value.append(png)
+                example.features.feature["image/class/label"].int64_list.value.append(label + 1)
+                writer.write(example.SerializeToString())
+    return root

@@ -22,6 +22,8 @@ OTHER_VALUES: dict[str, Any] = {
     "data_dir": "/data/sets",
     "cache": "auto",
     "on_bad_record": "skip",
+    "input": "dali",
+    "data_service": "grpc://input-host:5050",
     "vocab": "vocab.txt",
     "pack": True,
     "image_size": 64,

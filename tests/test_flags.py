@@ -8,7 +8,7 @@ from absl.testing import flagsaver
 from run_helpers import CPU_VALUES, OTHER_VALUES, fields_with_flags, machine
 
 from tfbench import defaults
-from tfbench.config import COLLECTIVES, KERNELS, LEARNING_RATE_SCHEDULES, BenchmarkConfig, ConfigError
+from tfbench.config import COLLECTIVES, INPUTS, KERNELS, LEARNING_RATE_SCHEDULES, BenchmarkConfig, ConfigError
 from tfbench.data import DATASETS
 from tfbench.flags import FLAGS, choices_from_flags, to_flags, usage_error
 from tfbench.models import MODELS
@@ -37,6 +37,7 @@ def test_every_field_has_a_flag():
         ("lr_schedule", LEARNING_RATE_SCHEDULES),
         ("kernels", KERNELS),
         ("collectives", COLLECTIVES),
+        ("input", INPUTS),
     ],
 )
 def test_enums_are_the_registries(name, registry):

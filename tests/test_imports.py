@@ -77,13 +77,13 @@ MAY_IMPORT = {
     "devices": {"config", "hardware"},
     "step": {"config", "models", "optimizers", "precision"},
 }
-ENTRY_POINTS = {"train", "doctor", "sweep", "report", "micro", "make_data", "input"}
+ENTRY_POINTS = {"train", "doctor", "sweep", "report", "micro", "make_data", "input", "data_service"}
 WITHOUT_TENSORFLOW = (
     "tfbench.config", "tfbench.flags", "tfbench.defaults", "tfbench.records", "tfbench.journal",
     "tfbench.summary", "tfbench.outcome", "tfbench.display", "tfbench.devices", "tfbench.train",
     "tfbench.doctor", "tfbench.repeats", "tfbench.models", "tfbench.data", "tfbench.optimizers",
     "tfbench.precision", "tfbench.report", "tfbench.compile_cache", "tfbench.micro", "tfbench.ceilings",
-    "tfbench.input",
+    "tfbench.input", "tfbench.data_service",
 )  # fmt: skip
 PACKAGES_WITHOUT_TENSORFLOW = ("measure", "hardware", "checks", "sweeping", "reporting", "microbench")
 

@@ -33,6 +33,7 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 MAX_SEED = 2**32 - 1  # NumPy's, which Keras seeds too
 # "ram": images are decoded and resized once and kept, "auto": where they fit. See tfbench.data.cache.
 CACHES = ("none", "ram", "auto")
+INPUTS = ("tfdata", "dali")  # who decodes: tf.data on the host's cores, NVIDIA DALI on the GPUs
 ON_BAD_RECORD = ("fail", "skip")  # an unreadable record ends the run, or is left out and counted
 # What stays as replicas are added, "weak": the per-replica batch, "strong": the global batch. Only the
 # baseline that the efficiency compares with depends on it.
@@ -62,6 +63,8 @@ class BenchmarkConfig:
     data_dir: str | None = None  # folder of prepared TensorFlow Datasets; None: their default folder
     cache: str = "none"  # of images read from files: see CACHES
     on_bad_record: str = "fail"  # among images read from files: see ON_BAD_RECORD
+    input: str = "tfdata"  # see INPUTS
+    data_service: str | None = None  # grpc://HOST:PORT that images read from files come from; None: this host
     vocab: str | None = None  # file as BERT's vocab.txt, for plain text; None: trained on the text
     pack: bool = False  # plain text: several documents may share a sequence
     image_size: int | None = None  # pixels on each side; None for text models
@@ -126,6 +129,8 @@ class BenchmarkConfig:
             raise ConfigError("scaling_mode", self.scaling_mode, f"one of {', '.join(SCALING_MODES)}")
         if self.cache not in CACHES:
             raise ConfigError("cache", self.cache, f"one of {', '.join(CACHES)}")
+        if self.input not in INPUTS:
+            raise ConfigError("input", self.input, f"one of {', '.join(INPUTS)}")
         if self.on_bad_record not in ON_BAD_RECORD:
             raise ConfigError("on_bad_record", self.on_bad_record, f"one of {', '.join(ON_BAD_RECORD)}")
         if self.collectives == "inside" and not (self.xla and self.gpus):

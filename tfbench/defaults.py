@@ -8,7 +8,13 @@ import dataclasses
 from typing import Any
 
 from tfbench.config import BenchmarkConfig, ConfigError
-from tfbench.data import parse, require_image_files, require_text_files
+from tfbench.data import (
+    parse,
+    require_dali,
+    require_data_service,
+    require_image_files,
+    require_text_files,
+)
 from tfbench.hardware.gpus import Machine
 from tfbench.kernels import obstacle
 from tfbench.models import MODELS, ModelSpec
@@ -50,6 +56,8 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     dataset_spec.check(config, spec)
     require_image_files(config, dataset_spec)
     require_text_files(config)
+    require_dali(config, dataset_spec)
+    require_data_service(config, dataset_spec)
     return config, [*filter(None, sentences), *_doubts(config, compute_capability)]
 
 

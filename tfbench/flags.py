@@ -9,6 +9,7 @@ from absl import flags
 from tfbench.config import (
     CACHES,
     COLLECTIVES,
+    INPUTS,
     KERNELS,
     LEARNING_RATE_SCHEDULES,
     ON_BAD_RECORD,
@@ -48,6 +49,21 @@ flags.DEFINE_enum(
     "fail",
     ON_BAD_RECORD,
     "An image that cannot be read, named in any case. fail: it ends the run; skip: it is left out, counted.",
+)
+flags.DEFINE_enum(
+    "input",
+    "tfdata",
+    INPUTS,
+    "Who decodes images. tfdata: the host's cores; dali: NVIDIA DALI on the GPUs, of folder: and tfrecord: "
+    "(pip install --no-build-isolation 'tfbench[dali]').",
+)
+flags.DEFINE_string(
+    "data_service",
+    None,
+    "grpc://HOST:PORT of a tf.data service whose workers read and decode the images instead of this process; "
+    "python -m tfbench.data_service starts one. Files are dealt to the workers as they ask for them "
+    "(ShardingPolicy.DYNAMIC): every record once an epoch, in no fixed order; one that finds no more begins "
+    "the next epoch. A worker that is lost ends the run.",
 )
 flags.DEFINE_string(
     "vocab",

@@ -96,6 +96,8 @@ def _choices() -> dict[str, Any]:
     if choices["data"] == "synthetic":
         real = ", ".join(name for name in DATASETS if name != "synthetic")
         raise ConfigError("data", "synthetic", f"reads nothing that could be measured: one of {real}")
+    if choices["input"] != "tfdata":
+        raise ConfigError("input", choices["input"], "only tfdata, the host's part, is measured alone")
     if choices["steps"] is not None:
         raise ConfigError("steps", choices["steps"], "the input is measured for --seconds, not for steps")
     windows = WINDOWS if choices["windows"] is None else choices["windows"]

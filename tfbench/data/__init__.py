@@ -1,9 +1,11 @@
 """The training data, by name. Known without TensorFlow: a spec's functions import it when called."""
 
 from tfbench.config import ConfigError
+from tfbench.data.dali import require_dali
 from tfbench.data.digits import DIGITS
 from tfbench.data.folder import FOLDER
 from tfbench.data.pydoc import PYDOC
+from tfbench.data.service import require_data_service
 from tfbench.data.source import Input, open_input
 from tfbench.data.spec import DatasetSpec, InputLog, Shard, require_image_files
 from tfbench.data.synthetic import SYNTHETIC, synthetic_batch
@@ -24,6 +26,8 @@ __all__ = [
     "Shard",
     "open_input",
     "parse",
+    "require_dali",
+    "require_data_service",
     "require_image_files",
     "require_text_files",
     "synthetic_batch",

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tfbench.config import BenchmarkConfig
+from tfbench.data import service
 from tfbench.data.spec import DatasetSpec, Shard, argument_of, data_error, require_classes, require_kind
 from tfbench.models.spec import ModelSpec
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 NO_NUMBER = -1  # of a record that its path names
+# To a worker of a tf.data service, which asks its dispatcher for them.
+FILES_DEALT_AT_ONCE = 64
 SUFFIXES = (".jpg", ".jpeg", ".png")  # in any case
 
 
@@ -47,27 +50,37 @@ def _check(config: BenchmarkConfig, spec: ModelSpec) -> None:
     require_classes(config, spec, len(_classes(config)))
 
 
+def labelled(config: BenchmarkConfig) -> list[tuple[str, int]]:
+    """Path and label of every image: labels count the class folders by name from 0.
+
+    Raises:
+        ConfigError: as for `_classes`.
+    """
+    return [(path, label) for label, (_, paths) in enumerate(_classes(config)) for path in paths]
+
+
 def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Dataset":
-    """Labels count the class folders by name from 0; the order of each epoch is over all files."""
+    """The order of each epoch is over all files."""
     import tensorflow as tf
 
     from tfbench.data import pipeline
 
-    labelled = [(path, label) for label, (_, paths) in enumerate(_classes(config)) for path in paths]
-    paths, labels = zip(*labelled, strict=True)
-    records = (
-        tf.data.Dataset.from_tensor_slices((list(paths), list(labels)))
-        .shuffle(len(labelled), seed=config.seed, reshuffle_each_iteration=True)
-        .shard(shard.count, shard.index)
-        .map(lambda path, label: (path, NO_NUMBER, path, label))
-    )
+    paths, labels = map(list, zip(*labelled(config), strict=True))
+    if config.data_service:
+        files = service.dealt((paths, labels), config, shard, at_once=FILES_DEALT_AT_ONCE)
+    else:
+        files = (
+            tf.data.Dataset.from_tensor_slices((paths, labels))
+            .shuffle(len(paths), seed=config.seed, reshuffle_each_iteration=True)
+            .shard(shard.count, shard.index)
+        )
     return pipeline.image_batches(
-        records,
+        files.map(lambda path, label: (path, NO_NUMBER, path, label)),
         lambda path, label: (tf.io.read_file(path), label),
         config,
         shard,
         augment=True,
-        num_records=-(-len(labelled) // shard.count),
+        num_records=-(-len(paths) // shard.count),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfbench.config import BenchmarkConfig
-from tfbench.data import cache, tolerant
+from tfbench.data import cache, service, tolerant
 from tfbench.data.spec import Shard
 
 # Put together side by side: 256 images are 38 MB, which took one thread 17 ms to copy to new memory on a busy
@@ -43,7 +43,8 @@ def batches(samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: 
     options.deterministic = reproducible
     # Threads of their own: decoding does not queue behind the step's operations, nor they behind it. The
     # samples are the parallelism; an operation that splits itself up would only add to the threads.
-    options.threading.private_threadpool_size = tolerant.usable_cores()
+    # 0: as many as the cores of whichever host runs this.
+    options.threading.private_threadpool_size = 0 if config.data_service else tolerant.usable_cores()
     options.threading.max_intra_op_parallelism = 1
     return (
         samples.batch(
@@ -108,6 +109,9 @@ def image_batches(
         image = mirror(resize(cut(sample["image"], seed), image_size), seed)
         return {"image": image, "label": sample["label"]}
 
+    def decode_in_service(_path: tf.Tensor, _number: tf.Tensor, *record: tf.Tensor) -> dict[str, tf.Tensor]:
+        return decode(*record, service.any_visit())
+
     def shuffled(samples: tf.data.Dataset) -> tf.data.Dataset:
         mixed = samples.shuffle(shard.tuning.shuffle_records, seed=config.seed, reshuffle_each_iteration=True)
         return mixed.repeat()
@@ -115,7 +119,9 @@ def image_batches(
     def endless(samples: tf.data.Dataset) -> tf.data.Dataset:
         return shuffled(samples).enumerate()
 
-    if cache.wanted(config, shard, records, decode_to_keep, num_records):
+    if config.data_service:
+        samples = shuffled(records).map(decode_in_service, num_parallel_calls=tf.data.AUTOTUNE)
+    elif cache.wanted(config, shard, records, decode_to_keep, num_records):
         kept = tolerant.read_each(records, decode_to_keep, shard, keep_order=config.deterministic).cache()
         if augment:
             workers = shard.tuning.workers or tolerant.usable_cores()

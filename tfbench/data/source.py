@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfbench.config import BenchmarkConfig
+from tfbench.data import dali, service
 from tfbench.data.spec import InputLog, Shard
 from tfbench.models.spec import Batch, ModelSpec
 
@@ -28,7 +29,8 @@ def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribut
     """Opens --data for the replicas of a strategy.
 
     Real data is read by one pipeline per process, whose replicas draw their batches in turn: the global
-    batch is the concatenation of the replicas' batches, whatever their number.
+    batch is the concatenation of the replicas' batches, whatever their number. With --data_service the
+    pipeline only fetches batches; which of them comes first is not decided.
 
     Args:
         config: the run; `config.data` has passed its data set's `check`.
@@ -42,13 +44,14 @@ def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribut
         batch = _resident_batch(config, spec, strategy)
         return Input(next=lambda: batch, resident=True)
 
-    import tensorflow as tf
-
     log = InputLog(config.on_bad_record)
+    if config.input == "dali":
+        return Input(next=dali.open_dali(config, strategy, log), resident=False, log=log)
+    import tensorflow as tf
 
     def dataset_fn(context: "tf.distribute.InputContext") -> "tf.data.Dataset":
         shard = Shard(context.input_pipeline_id, context.num_input_pipelines, log)
-        return dataset_spec.make(config, spec, shard)
+        return service.computed(dataset_spec.make(config, spec, shard), config, shard)
 
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=BATCHES_ON_DEVICE)
     iterator = iter(strategy.distribute_datasets_from_function(dataset_fn, options))

@@ -19,7 +19,7 @@ MAX_REASON_CHARACTERS = 200  # of TensorFlow's messages, which carry parts of gr
 
 
 class UnreadableError(ValueError):
-    """A record that cannot be read, which ends the run."""
+    """Input that cannot be read, which ends the run."""
 
 
 class InputLog:
@@ -56,7 +56,7 @@ class InputLog:
         if is_new:
             logging.getLogger("tfbench").warning("unreadable record: %s: %s", name, why)
         if self.on_bad_record == "fail":
-            self._refuse(
+            self.refuse(
                 f"unreadable record: {name}: {why}. --on_bad_record=skip leaves such records out and counts "
                 "them"
             )
@@ -70,12 +70,17 @@ class InputLog:
         with self._lock:
             self._lost_chunks += lost
         if self._lost_chunks >= limit:
-            self._refuse(
+            self.refuse(
                 f"{self.records_skipped} unreadable records, the first is {next(iter(self._unreadable))}: "
                 "this data cannot be read"
             )
 
-    def _refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
+        """End the run for a reason that its row gives.
+
+        Raises:
+            UnreadableError: always.
+        """
         self._refusal = self._refusal or why
         raise UnreadableError(why)
 

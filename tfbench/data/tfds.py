@@ -150,9 +150,11 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
     from tfbench.data import pipeline
 
     builder = tfds.builder_from_directory(_prepared_folder(config))
+    # Workers of a service are dealt the files: each has a part of them, and shuffling would ask for all.
+    in_service = config.data_service is not None
     records = builder.as_dataset(
         split=tfds.even_splits(SPLIT, shard.count)[shard.index],
-        shuffle_files=True,
+        shuffle_files=not in_service,
         decoders=tfds.decode.PartialDecoding(
             {"image": True, "label": True}, decoders={"image": tfds.decode.SkipDecoding()}
         ),
@@ -160,6 +162,7 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
             try_autocache=False,
             skip_prefetch=True,
             add_tfds_id=True,
+            assert_cardinality=not in_service,
             shuffle_seed=config.seed,
             shuffle_reshuffle_each_iteration=True,
         ),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfbench.config import BenchmarkConfig
+from tfbench.data import service
 from tfbench.data.spec import DatasetSpec, Shard, argument_of, data_error, require_kind
 from tfbench.models.spec import ModelSpec
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 FILES_AT_ONCE = 16  # read in turn by one pipeline, so that neighbouring samples come from different files
 
+NO_NUMBER = -1  # of a record that is not counted
 SAMPLED_RECORDS = 64  # whose sizes say how many there are
 MAX_RECORDS_OF_A_FILE = 2**62
 
@@ -25,13 +27,14 @@ _LENGTH_BYTES = 8
 _CRC_BYTES = 4
 
 
-def _files(config: BenchmarkConfig) -> list[str]:
+def files_of(config: BenchmarkConfig) -> list[str]:
+    """Files that match the glob of --data, sorted."""
     return sorted(path for path in glob.glob(os.path.expanduser(argument_of(config))) if os.path.isfile(path))
 
 
 def _check(config: BenchmarkConfig, spec: ModelSpec) -> None:
     require_kind(config, spec, "image")
-    files = _files(config)
+    files = files_of(config)
     if not files:
         raise data_error(
             config,
@@ -59,7 +62,7 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
     from tfbench.data import pipeline
 
     assert spec.num_classes is not None
-    paths = _files(config)
+    paths = files_of(config)
     return pipeline.image_batches(
         _read(paths, config, shard),
         functools.partial(_parse, num_classes=spec.num_classes),
@@ -72,11 +75,11 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
 
 def _estimate_records(paths: list[str]) -> int:
     """Number of records of all files, by the first records' mean size."""
-    sizes = list(itertools.islice(_record_sizes(paths[0]), SAMPLED_RECORDS))
+    sizes = list(itertools.islice(record_sizes(paths[0]), SAMPLED_RECORDS))
     return round(sum(os.path.getsize(path) for path in paths) * len(sizes) / sum(sizes))
 
 
-def _record_sizes(path: str | bytes) -> Iterator[int]:
+def record_sizes(path: str | bytes) -> Iterator[int]:
     """Bytes of each record of a file, its framing included."""
     size, end = os.path.getsize(path), 0
     with open(path, "rb") as file:
@@ -92,6 +95,12 @@ def _read(paths: list[str], config: BenchmarkConfig, shard: Shard) -> "tf.data.D
     """One epoch of (path, number, serialized Example) of a shard: of its own files where there are enough."""
     import tensorflow as tf
 
+    if config.data_service:
+        return service.dealt((paths,), config, shard, at_once=1).interleave(
+            _read_file_in_service,
+            cycle_length=min(FILES_AT_ONCE, len(paths)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
     shard_files = len(paths) >= shard.count
     files = tf.data.Dataset.from_tensor_slices(paths)
     if shard_files:
@@ -134,9 +143,16 @@ def _read_file(path: "tf.Tensor", shard: Shard) -> "tf.data.Dataset":
     return tf.data.Dataset.zip((paths, tf.data.Dataset.range(MAX_RECORDS_OF_A_FILE), data))
 
 
+def _read_file_in_service(path: "tf.Tensor") -> "tf.data.Dataset":
+    """As `_read_file`, without the Python that a worker of a tf.data service does not have: no numbers."""
+    import tensorflow as tf
+
+    return tf.data.TFRecordDataset(path).map(lambda data: (path, NO_NUMBER, data))
+
+
 def _whole_records(path: str | bytes) -> tuple[int, int]:
     """Number of records that a file holds whole, by the lengths that they state, and where the last ends."""
-    ends = list(itertools.accumulate(_record_sizes(path)))
+    ends = list(itertools.accumulate(record_sizes(path)))
     size = os.path.getsize(path)
     whole = [end for end in ends if end <= size]
     return len(whole), whole[-1] if whole else 0

@@ -85,7 +85,7 @@ def complete(
     def none_left(_: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(call, arguments, tf.bool), [])
 
-    no_element = tf.nest.map_structure(_zeros, elements.element_spec)
+    no_element = tf.nest.map_structure(zeros, elements.element_spec)
     reported = tf.data.Dataset.range(1).filter(none_left).map(lambda _: no_element)
     return elements.concatenate(reported).take(count)
 
@@ -126,6 +126,6 @@ def _why(read: Callable[..., dict[str, tf.Tensor]], record: list[np.ndarray]) ->
     return ""
 
 
-def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+def zeros(spec: tf.TensorSpec) -> tf.Tensor:
     """A value of a sample's kind, as small as its shape allows."""
     return tf.zeros([size or 0 for size in spec.shape], spec.dtype)

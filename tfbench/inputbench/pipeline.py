@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfbench import devices
 from tfbench.config import BenchmarkConfig
-from tfbench.data import InputLog, Shard, parse
+from tfbench.data import InputLog, Shard, parse, service
 from tfbench.data.source import BATCHES_ON_DEVICE
 from tfbench.inputbench.cuts import cuts
 from tfbench.inputbench.drain import Drained, Plan, drain
@@ -32,7 +32,10 @@ class Pipeline:
     def __init__(self, config: BenchmarkConfig, log: InputLog):
         self.config = config
         dataset_spec, _ = parse(config.data)
-        self._dataset = dataset_spec.make(config, MODELS[config.model], Shard(0, 1, log))
+        shard = Shard(0, 1, log)
+        self._dataset = service.computed(
+            dataset_spec.make(config, MODELS[config.model], shard), config, shard
+        )
 
     @property
     def bytes_per_sample(self) -> float:

@@ -146,7 +146,11 @@ def _show(config: BenchmarkConfig, seen: Seen, machine: Machine, display: Displa
             ("memory", f"{seen.host_rss_gib:.2f} GiB", "of the process"),
         ],
     )
-    if not seen.stages:
+    if config.data_service:
+        display.say(
+            "No stages: the workers of the data service compute them, and their cores are not counted."
+        )
+    elif not seen.stages:
         display.say("No stages: this pipeline is built in a way that is not followed.")
     display.say(feeding.verdict(whole, machine.cpu_cores, seen.gpu_rate))
     display.say(feeding.limit(whole, seen.all_stages, machine.cpu_cores))
