@@ -20,8 +20,8 @@ def measured() -> str:
     """Rows of results/h200 for people."""
     lines = [
         "| model | GPUs | batch per GPU | runs | samples/s | 95 % | step, ms | efficiency (95 %) "
-        "| GPU utilisation | W per GPU | J per sample | MFU | peak memory, GiB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| GPU utilisation | W per GPU | J per sample | MFU | peak memory, GiB | steps skipped |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     rows = [row for row in records.read(ROOT / "results" / "h200" / "runs.csv") if row.status == "ok"]
     rows.sort(key=lambda row: (row.model, row.per_replica_batch_size, row.num_gpus, row.run_key))
@@ -36,11 +36,14 @@ def measured_line(repeats: list[RunRecord]) -> str:
     if row.weak_scaling_efficiency is not None:
         low, high = row.weak_scaling_efficiency_low, row.weak_scaling_efficiency_high
         efficiency = f"{100 * row.weak_scaling_efficiency:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    skipped = [repeat.steps_skipped for repeat in repeats]
     cells = (
-        row.model, row.num_gpus, row.per_replica_batch_size, len(repeats), f"**{row.samples_per_sec:,.0f}**",
+        row.model + " `--kernels=fused`" * ("--kernels=fused" in row.flags),
+        row.num_gpus, row.per_replica_batch_size, len(repeats), f"**{row.samples_per_sec:,.0f}**",
         f"{row.samples_per_sec_low:,.0f} to {row.samples_per_sec_high:,.0f}", f"{row.step_time_ms_mean:.1f}",
         efficiency, f"{row.gpu_util_mean:.0f} %", f"{row.power_w_mean:.0f}", f"{row.energy_j_per_sample:.3f}",
         f"{100 * row.mfu:.1f} %", f"{row.peak_memory_gib:.1f}",
+        ", ".join(map(str, skipped)) if any(skipped) else 0,
     )  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
 
