@@ -42,6 +42,7 @@ DEPARTURES = [
     ({"optimizer_iterations": 110}, "steps_mismatch"),
     ({"optimizer_iterations": 218}, "steps_mismatch"),
     ({"optimizer_iterations": 0}, "steps_mismatch"),
+    ({"steps_skipped": 3, "optimizer_iterations": 107}, "steps_skipped"),
     ({"losses": (7.0, float("nan"))}, "loss_not_finite"),
     ({"losses": (None, float("inf"))}, "loss_not_finite"),
     ({"weights_finite": False}, "weights_not_finite"),

@@ -73,6 +73,12 @@ def _steps_mismatch(facts: Facts) -> bool:
     return facts.optimizer_iterations != facts.total_steps - facts.steps_skipped
 
 
+def _steps_skipped(facts: Facts) -> bool:
+    if facts.steps_skipped is None or not facts.total_steps:
+        return False
+    return facts.steps_skipped > max(1, 0.02 * facts.total_steps)  # one is how a loss scale is found
+
+
 def _clocks_below_90_percent(facts: Facts) -> bool:
     if facts.sm_clock_mhz_mean is None or facts.sm_clock_mhz_max is None:
         return False
@@ -119,6 +125,12 @@ _GATES = (
         _steps_mismatch,
         "The optimizer's iterations are not the steps run less those skipped: the state was updated once per "
         "replica, or not at all.",
+    ),
+    _Gate(
+        "steps_skipped",
+        _steps_skipped,
+        "More than 2 % of the steps were skipped because a gradient was not finite: the loss scale began too "
+        "high for so short a run, or a kernel computes wrongly.",
     ),
     _Gate(
         "loss_not_finite",

@@ -115,8 +115,8 @@ def section(comparisons: Sequence[Comparison], baseline: str, machines: MachineN
         "baseline",
         "Against the baseline",
         "Rows with the same run key, the newest good one of each. A regression is a ratio whose 95 % "
-        "interval lies below 1; the interval comes from the windows of the two runs and does not hold what "
-        "differs between runs.",
+        "interval lies below 1; the interval comes from the windows of the two runs and, where it is known, "
+        "what differs between runs (between_runs_percent).",
         [BarChart(title, "1 is as fast as before", chart_bars[:MOST_BARS])] if chart_bars else [],
         [Table(title, columns, [_row(label, each) for label, each in named])],
     )

@@ -110,8 +110,9 @@ def ranking(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
         "ranking",
         "Ranking",
         "Samples per second of one GPU (on the CPU: of all replicas), the fastest first, with the 95 % "
-        "interval from the windows of the run: it does not hold what differs between runs. The published "
-        "result is the nearest that is known, never quite the same run.",
+        "interval from the windows of the run and, where it is known, what differs between runs "
+        "(between_runs_percent). The published result is the nearest that is known, never quite the same "
+        "run.",
         charts,
         tables,
         "" if tables else "No run ended well. Fill it with: python -m tfbench.train --model=resnet50",
