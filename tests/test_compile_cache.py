@@ -69,6 +69,21 @@ def test_cold_then_warm_then_partly(tmp_path: Path) -> None:
     assert {path.name for path in Path(loaded).parent.iterdir()} == {"programs", "tuned.txt"}  # nothing else
 
 
+def test_collectives_inside_keep_the_tuning_and_no_program(tmp_path: Path) -> None:
+    states = []
+    for _ in range(2):
+        environ = {"XDG_CACHE_HOME": str(tmp_path)}
+        cache = open_cache(config(collectives="inside"), FACTS, environ)
+        assert cache is not None
+        assert "TF_XLA_FLAGS" not in environ
+        tune(environ, "found")
+        states.append(cache.keep())
+    assert states == ["cold", "partly"]
+    # What one way of summing has tuned, the other starts from.
+    _, environ = opened(tmp_path)
+    assert flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from") == str(cache.tuned)
+
+
 def test_flags_of_the_user_stay(tmp_path: Path) -> None:
     _, environ = opened(
         tmp_path, XLA_FLAGS="--xla_gpu_autotune_level=3", TF_XLA_FLAGS="--tf_xla_clustering_debug"
@@ -79,8 +94,8 @@ def test_flags_of_the_user_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "choices",
-    [{"gpus": 0}, {"xla": False}, {"compile_cache": False}, {"collectives": "inside"}],
-    ids=["cpu", "no XLA", "refused", "collectives inside"],
+    [{"gpus": 0}, {"xla": False}, {"compile_cache": False}],
+    ids=["cpu", "no XLA", "refused"],
 )
 def test_who_has_none(tmp_path: Path, choices: dict[str, Any]) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}

@@ -29,11 +29,16 @@ def user_cache_dir(environ: MutableMapping[str, str] = os.environ) -> Path:
 class CompileCache:
     """The cache of one kind of card under one set of versions and XLA flags.
 
+    Args:
+        folder: made where it is not there.
+        with_programs: False keeps what XLA's tuning found only.
+
     Raises:
         OSError: the folder cannot be made, or written to.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, with_programs: bool = True):
+        self.with_programs = with_programs
         self.programs = folder / "programs"
         self.tuned, self._new = folder / "tuned.txt", folder / f"tuned.{os.getpid()}.txt"
         self.programs.mkdir(parents=True, exist_ok=True)
@@ -57,7 +62,8 @@ class CompileCache:
         """Let XLA read and fill the cache."""
         load = [f"{_LOAD}={self.tuned}"] if self._was_tuned else []
         _add(environ, "XLA_FLAGS", *load, f"{_DUMP}={self._new}")
-        _add(environ, "TF_XLA_FLAGS", f"{_PROGRAMS}={self.programs}")
+        if self.with_programs:
+            _add(environ, "TF_XLA_FLAGS", f"{_PROGRAMS}={self.programs}")
 
     def keep(self) -> str:
         """Keep what this run has tuned; what the cache was to it.
@@ -71,7 +77,7 @@ class CompileCache:
                 self._new.replace(self.tuned)
         except OSError as error:
             log.warning("what XLA has tuned is not kept: %s", error)
-        if set(os.listdir(self.programs)) <= self._known:
+        if self.with_programs and set(os.listdir(self.programs)) <= self._known:
             return "warm"
         return "partly" if self._was_tuned else "cold"
 
@@ -82,7 +88,8 @@ def open_cache(
     """The cache for a run, set up in `environ`; None where none is used.
 
     Only GPUs have one: on the CPU XLA reports each program that it loads on a page of its own. Programs
-    with the all-reduce inside belong to one set of communicators and are not kept.
+    with the all-reduce inside belong to one set of communicators and are not kept, the tuning of their
+    products and convolutions is.
 
     Args:
         config: of the run.
@@ -91,13 +98,13 @@ def open_cache(
         environ: changed; flags of the user that point to another cache stay, and there is no cache then.
     """
     own = environ.get("XLA_FLAGS", "") + environ.get("TF_XLA_FLAGS", "")
-    usable = config.compile_cache and config.gpus and config.xla and config.collectives == "outside"
+    usable = config.compile_cache and config.gpus and config.xla
     if not usable or any(flag in own for flag in (_LOAD, _DUMP, _PROGRAMS)):
         return None
     parts = sorted(f"{name}={value}" for name, value in facts.items())
     key = hashlib.sha256("\n".join([*parts, own]).encode()).hexdigest()[:16]
     try:
-        cache = CompileCache(user_cache_dir(environ) / "compiled" / key)
+        cache = CompileCache(user_cache_dir(environ) / "compiled" / key, config.collectives == "outside")
     except OSError as error:  # a home that cannot be written costs time, not the run
         log.warning("no compiled program is kept: %s", error)
         return None
