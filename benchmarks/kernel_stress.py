@@ -29,8 +29,8 @@ EXECUTIONS = flags.DEFINE_integer("executions", 60, "Of the gradients' program, 
 SETS = flags.DEFINE_list(
     "sets",
     ["plain", "attention", "norm", "gelu", "attention+norm+gelu"],
-    "Kernels that are fused, joined by +. Variants are attention-pipelined, whose loads are asynchronous copies "
-    "ahead of time as the shipped kernel's are not, and norm-plainloop, the reverse.",
+    "Kernels that are fused, joined by +. Variants are attention-pipelined, whose loads are asynchronous "
+    "copies ahead of time as the shipped kernel's are not, and norm-plainloop, the reverse.",
 )
 ALONE = flags.DEFINE_bool("alone", False, "Each kernel of a set on its own, after the same kernel on NaN.")
 CHILD = flags.DEFINE_string("child", None, "Internal: the set of this process.")
