@@ -213,7 +213,7 @@ def main(argv: list[str]) -> None:
             [sys.executable, *sys.argv, f"--child={name}"], capture_output=True, text=True, check=False
         )
         results = [line for line in run.stdout.splitlines() if line.startswith("RESULT")]
-        print(*results or [f"{name}: rc {run.returncode}: {run.stderr[-1500:]}"], flush=True)
+        print(*results or [f"{name}: rc {run.returncode}: {run.stderr[-1500:]}"], sep="\n", flush=True)
 
 
 if __name__ == "__main__":
