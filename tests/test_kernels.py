@@ -85,6 +85,60 @@ def test_a_bfloat16_text_is_the_float16_one_with_the_name_changed(generate, path
     assert generate.text(source, path.stem, "bf16") == kernels._text(path.stem, "bfloat16")
 
 
+def unfenced_product(ptx: str) -> str | None:
+    """The first product of matrix units that can run with no fence.proxy.async since an asynchronous copy.
+
+    These units read shared memory through another proxy than copies write it through, and without the fence
+    may miss what was written (PTX ISA, async proxy). Every loop is gone through twice.
+    """
+    lines = ptx.splitlines()
+    labels = {line.split(":")[0]: number for number, line in enumerate(lines) if line.startswith("$L")}
+    number, dirty, taken = 0, False, set()
+    while number < len(lines):
+        line = lines[number]
+        if "fence.proxy.async" in line or ".shared.global" in line:
+            dirty = ".shared.global" in line
+        elif dirty and "wgmma.mma_async" in line:
+            return line.strip()
+        back = re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line)
+        if back and labels[back[1]] < number and number not in taken:
+            taken.add(number)
+            number = labels[back[1]]
+        number += 1
+    return None
+
+
+COPY, PRODUCT = "cp.async.cg.shared.global [%r1 + 0], [%rd1 + 0], 0x10;", "wgmma.mma_async.sync.aligned.m64"
+FENCE = "fence.proxy.async.shared::cta;"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([COPY, FENCE, PRODUCT], False),
+        ([FENCE, COPY, PRODUCT], True),
+        ([COPY, FENCE, "$L1:", PRODUCT, COPY, "@%p1 bra \t$L1;"], True),
+        ([COPY, "$L1:", FENCE, PRODUCT, COPY, "@%p1 bra \t$L1;"], False),
+        ([PRODUCT, COPY], False),
+    ],
+)
+def test_products_without_a_fence_are_found(lines, found):
+    assert (unfenced_product("\n".join(lines)) is not None) == found
+
+
+@pytest.mark.parametrize("length", [128, 512])
+def test_matrix_units_read_no_asynchronous_copy_without_a_fence(generate, length, tmp_path):
+    from triton.compiler import compile as compile_text
+
+    path = tmp_path / "kernel.ttir"
+    for kernel in kernels.attention_kernels("float16", length, 16, SIZE, drops=True):
+        path.write_text(kernel.ir)
+        options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+        ptx = compile_text(str(path), target=generate.TARGET, options=options).asm["ptx"]
+        assert "wgmma.mma_async" in ptx
+        assert unfenced_product(ptx) is None
+
+
 def kept(shape: tuple[int, ...], rate: float) -> np.ndarray:
     """What dropout multiplies the weights with: `layers.dropout`'s hash in NumPy's uint32."""
     if not rate:

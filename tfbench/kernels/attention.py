@@ -124,8 +124,8 @@ def backward_tile(
 ):  # fmt: skip
     """The gradient of `forward_tile`, which is computed again: grid (H / EACH, B, 1).
 
-    EACH heads one after the other, so that a head is loaded while the one before is computed: a program takes
-    all registers of a multiprocessor, and nothing else would run meanwhile.
+    EACH heads one after the other: a program takes all registers of a multiprocessor, and where there is more
+    than one stage, a head is loaded while the one before is computed.
     """
     half = qkv.dtype.element_ty
     heads = tl.num_programs(0) * EACH
