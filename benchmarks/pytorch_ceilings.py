@@ -7,9 +7,9 @@ Needs torch; --torch_python names an interpreter that has it, where tfbench's ha
 process of its own; its figures become rows of --csv when it ends. Prints at the end, for each case, both
 medians, their ratio and how far the rounds' ratios spread.
 
-matmul: random operands, four left ones and one right one; 3 s of rest, a quarter of --seconds to warm up, then
-nine windows synchronised at both edges. The figure of tfbench is the better one of TensorFlow's operation
-and XLA's.
+matmul: random operands, four left ones and one right one; 3 s of rest, a quarter of --seconds to warm up,
+then nine windows synchronised at both edges. The figure of tfbench is the better one of TensorFlow's
+operation and XLA's.
 all_reduce: bus bandwidth over all GPUs that are visible, PyTorch by NCCL with a process for each GPU.
 With --cpu both run tiny on the CPU, over two devices: a dry run.
 """
@@ -52,8 +52,8 @@ def parse() -> argparse.Namespace:
     return args
 
 
-# Each side's two functions yield {"case", "rate", "unit", "error"}: the error is the largest one against float64
-# over the outputs' root mean square, or the share of wrong sums.
+# Each side's two functions yield {"case", "rate", "unit", "error"}: the error is the largest one against
+# float64 over the outputs' root mean square, or the share of wrong sums.
 
 
 def torch_matmul(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
