@@ -9,7 +9,7 @@
 set -u
 folder=${1:?the folder for data and rows} images=${2:-8192} gpus=${3:-1}
 here=$(cd "$(dirname "$0")" && pwd)
-data=$folder/data only=${ONLY:-.} vocabulary=()
+data=$folder/data only=${ONLY:-.} vocabulary=() failed=0
 mkdir -p "$data"
 common=(--gpus="$gpus" --results_dir="$folder" --target_interval_percent=0)
 if [ "$gpus" = 0 ]; then
@@ -31,6 +31,7 @@ step() { # name, seconds, command …
     shift 2
     [[ $name =~ $only ]] || return 0
     timeout -k 5 "$limit" "$@" >"$folder/$name.txt" 2>&1 || code=$?
+    ((code == 0)) || failed=1
     echo "$name: exit code $code, $((SECONDS - began)) s"
 }
 make() { step "make-$1" 300 python -m tfbench.make_data --out="$data/$1" "${@:2}"; }
@@ -41,8 +42,8 @@ make images --kind=images --num="$images" --shards=32
 make jpeg256 --kind=resized --encoding=jpeg --source="tfrecord:$data/images/train-*"
 make raw --kind=resized --encoding=raw --source="tfrecord:$data/images/train-*"
 # The standard library's sources are text that every machine has.
-sources=$(python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')/*.py
-make tokens --kind=tokens --source="$sources" --seq_length=128 --shards=8 "${vocabulary[@]}"
+sources=$(python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
+make tokens --kind=tokens --source="$sources/*.py" --seq_length=128 --shards=8 "${vocabulary[@]}"
 
 train resnet-synthetic "${image[@]}"
 both() { # kind, flags of its data …
@@ -58,3 +59,4 @@ alone tokens "${text[@]}" --data="tokens:$data/tokens"
 train bert-tokens "${text[@]}" --data="tokens:$data/tokens"
 train resnet-synthetic-again "${image[@]}"
 python "$here/input_table.py" "$folder"
+exit "$failed"

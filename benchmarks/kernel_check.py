@@ -316,7 +316,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--executions", type=int, default=20, help="of each program; 2 at least")
     parser.add_argument("--tokens", type=int, default=FULL_TOKENS, help="of a full batch")
     parser.add_argument("--out", default="kernel_check.jsonl")
-    parser.add_argument("--timeout_s", type=float, default=300, help="of each part")
+    parser.add_argument("--timeout_s", type=float, default=400, help="of each part")
     args = parser.parse_args()
     if unknown := set(args.only) - set(PARTS):
         parser.error(f"--only={','.join(sorted(unknown))}: some of {', '.join(PARTS)} are accepted")
