@@ -13,11 +13,11 @@ shapes: a full batch, then a few sequences. For each way, plain and fused, a lin
 - the error of the result and of each gradient: root mean square, and the largest, of what differs from the
   same formula computed in float64 operation by operation, over the root mean square of the float64 values.
 
-A line begins with BAD if values are not finite, the result or the gradient of an input differs in any bit
-among executions, that of a parameter by more than rounding, or an error is above 1.5 times the plain
-formula's (the largest: 3 times). Each line is also an object of the file --out, which is appended to. Each
-part is a process with a time limit of its own; --tokens=8192 is for cards with less than 80 GB. Without a GPU
-only the plain formula runs, at tiny sizes.
+A line begins with BAD, and the exit code is not 0, if values are not finite, the result or the gradient of an
+input differs in any bit among executions, that of a parameter by more than rounding, or an error is above 1.5
+times the plain formula's (the largest: 3 times). Each line is also an object of the file --out, which is
+appended to. Each part is a process with a time limit of its own; --tokens=8192 is for cards with less than
+80 GB. Without a GPU only the plain formula runs, on the few sequences.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from tfbench.microbench.case import median
 from tfbench.models.bert import BERT_LARGE_SHAPE
 
 # Rows of [batch, length, …] in a full batch, BERT-large's 256 sequences of 128; and in a small one.
-FULL_TOKENS, SMALL_TOKENS, CPU_TOKENS = 32768, 1024, 256
+FULL_TOKENS, SMALL_TOKENS = 32768, 1024
 LENGTHS = {"attention": (128, 512), "norm": (128,), "gelu": (128,)}  # the others see rows alone
 RATES = {"attention": (0.1, 0.0), "norm": (0.1, 0.0), "gelu": (0.0,)}  # of dropout
 INNER = 64  # features into a product, which is not what is looked at here
@@ -48,6 +48,7 @@ LEAST_ERROR = 1e-6  # float32's own rounding is no fault
 # Of a parameter's gradient among executions, over its root mean square: about twice a unit in the last place
 # of bfloat16 in an element of three times that size.
 MOST_ROUNDING = 0.05
+EXIT_BAD = 3  # unlike an error's
 SEED, PLACE = (12345, -678), 3  # of the dropout masks
 
 
@@ -234,8 +235,8 @@ def measured(way: Callable[..., Any], parts: list[Part], truth: list[Any], execu
     }
 
 
-def check(name: str, half: str, batch: int, length: int, rate: float, args: argparse.Namespace) -> None:
-    """One case, both ways; writes and prints a line for each."""
+def check(name: str, half: str, batch: int, length: int, rate: float, args: argparse.Namespace) -> bool:
+    """One case, both ways; writes and prints a line for each. Whether one is BAD."""
     import keras
 
     keras.config.set_dtype_policy("float64")
@@ -244,6 +245,7 @@ def check(name: str, half: str, batch: int, length: int, rate: float, args: argp
     keras.config.set_dtype_policy(f"mixed_{half}")
     parts = [PARTS[name](drawing(half, half, number), batch, length, rate) for number in range(SETS)]
     plain_errors: dict[str, tuple[float, float]] = {}
+    any_bad = False
     for way, function in functions(name).items():
         row = {"part": name, "dtype": half, "batch": batch, "length": length, "rate": rate, "way": way}
         if way == "fused" and (reason := why_not_fused(half, length)):
@@ -255,6 +257,8 @@ def check(name: str, half: str, batch: int, length: int, rate: float, args: argp
         with open(args.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(line(row), flush=True)
+        any_bad |= row["bad"]
+    return any_bad
 
 
 def why_not_fused(half: str, length: int) -> str | None:
@@ -282,17 +286,15 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def check_part(name: str, args: argparse.Namespace) -> None:
-    """All cases of a part in this process."""
+def check_part(name: str, args: argparse.Namespace) -> bool:
+    """All cases of a part in this process; whether a line is BAD."""
     config = BenchmarkConfig(model="bert_large", seq_length=128, gpus=min(1, len(probe().gpus)))
     devices.set_environment(config)
     devices.open_devices(config)
-    sizes = (args.tokens, SMALL_TOKENS) if config.gpus else (CPU_TOKENS,)
-    for tokens, length, half, rate in itertools.product(
-        sizes, LENGTHS[name], ("float16", "bfloat16"), RATES[name]
-    ):
-        if batch := tokens // length:
-            check(name, half, batch, length, rate, args)
+    sizes = (args.tokens, SMALL_TOKENS) if config.gpus else (SMALL_TOKENS,)
+    cases = itertools.product(sizes, LENGTHS[name], ("float16", "bfloat16"), RATES[name])
+    bad = [check(name, half, tokens // length, length, rate, args) for tokens, length, half, rate in cases]
+    return any(bad)
 
 
 def in_their_own_processes(args: argparse.Namespace) -> Iterator[str]:
@@ -306,7 +308,7 @@ def in_their_own_processes(args: argparse.Namespace) -> Iterator[str]:
             yield f"{name}: not done after --timeout_s={args.timeout_s:g}"
         else:
             if code:
-                yield f"{name}: exit code {code}"
+                yield f"{name}: " + ("BAD lines" if code == EXIT_BAD else f"exit code {code}")
 
 
 def parse() -> argparse.Namespace:
@@ -331,8 +333,8 @@ def main() -> None:
     """Check what is asked for."""
     args = parse()
     if len(args.only) == 1:
-        check_part(args.only[0], args)
-    elif problems := list(in_their_own_processes(args)):
+        sys.exit(EXIT_BAD if check_part(args.only[0], args) else 0)
+    if problems := list(in_their_own_processes(args)):
         sys.exit("\n".join(problems))
 
 
