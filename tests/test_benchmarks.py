@@ -1,0 +1,90 @@
+"""The scripts that measure beside the product: what they say of data made for it."""
+
+import csv
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+from run_helpers import DEADLINE_S, ROOT
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestKernelCheck:
+    @pytest.fixture(scope="class")
+    def check(self):
+        return script("kernel_check")
+
+    def repeated(self, check, changed):
+        """Facts of three executions, the second of which has `changed` as its last tensor."""
+        first = [tf.constant([3.0, -4.0], tf.float16), tf.constant([3.0, -4.0])]
+        again = iter([[first[0], tf.constant(changed)], first])
+        return check.repeated(lambda: next(again), first, 3)
+
+    def test_equal_executions_have_no_difference(self, check):
+        assert not self.repeated(check, [3.0, -4.0]).any()
+
+    def test_a_difference_is_counted_where_it_is(self, check):
+        facts = self.repeated(check, [3.0, -4.5])
+        rms = (25 / 2) ** 0.5
+        assert facts[1, 1] == pytest.approx([1, 0, 0.5 / rms])
+        assert facts.sum() == pytest.approx(1 + 0.5 / rms)
+
+    def test_the_sign_of_a_zero_is_a_bit(self, check):
+        zeros = [tf.constant([0.0, 1.0])]
+        facts = check.repeated(lambda: [tf.constant([-0.0, 1.0])], zeros, 2)
+        assert facts[1, 0].tolist() == [1, 0, 0]
+
+    def test_what_is_not_finite_is_counted(self, check):
+        facts = self.repeated(check, [float("nan"), float("inf")])
+        assert facts[1, 1].tolist() == [2, 2, 0]
+
+    @pytest.mark.parametrize(
+        ("error", "is_above"),
+        [
+            ((1.4e-3, 2.9e-2), False),
+            ((1.6e-3, 1e-2), True),
+            ((1e-3, 3.1e-2), True),
+            ((float("nan"),) * 2, True),
+        ],
+    )
+    def test_an_error_is_held_against_the_plain_formulas(self, check, error, is_above):
+        assert check.above({"d_x": error}, {"d_x": (1e-3, 1e-2)}) is is_above
+
+    def test_numbers_are_equal_in_every_dtype(self, check):
+        half, exact = (check.drawing("bfloat16", dtype, 1)(64) for dtype in ("bfloat16", "float64"))
+        assert (tf.cast(half, tf.float64).numpy() == exact.numpy()).all()
+        assert exact.numpy().std() > 0.5
+
+
+class TestInputTable:
+    def write(self, path, rows):
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def row(self, tag, rate, **more):
+        limits = {"samples_per_sec_low": rate, "samples_per_sec_high": rate}
+        return {"tag": tag, "samples_per_sec": rate, **limits, "status": "ok", "note": "", **more}
+
+    def test_a_rate_is_held_against_synthetic_input_and_the_input_alone(self, tmp_path):
+        alone = self.row("input-jpeg", 250, cores_busy=2, samples_per_core_per_sec=125)
+        self.write(tmp_path / "input.csv", [alone])
+        runs = [self.row("resnet-synthetic", 1000), self.row("resnet-jpeg", 200), self.row("resnet-raw", "")]
+        self.write(tmp_path / "runs.csv", [row | {"input_wait_fraction": 0.5} for row in runs])
+        done = subprocess.run(
+            [sys.executable, ROOT / "benchmarks" / "input_table.py", tmp_path],
+            capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+        )  # fmt: skip
+        cells = {words[0]: words[4:] for line in done.stdout.splitlines() if len(words := line.split()) > 4}
+        assert cells["input-jpeg"] == ["2.00", "125", "ok"]
+        assert cells["resnet-jpeg"] == ["0.200", "0.800", "0.500", "ok"]
+        assert cells["resnet-raw"] == ["-", "-", "0.500", "ok"]
