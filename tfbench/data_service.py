@@ -15,7 +15,7 @@ from absl import app, flags
 
 from tfbench.config import ConfigError
 from tfbench.data.service import workers
-from tfbench.devices import native_messages_to
+from tfbench.devices import keep_freed_memory, native_messages_to
 from tfbench.display import Display
 
 FLAGS = flags.FLAGS
@@ -72,6 +72,7 @@ def _check() -> None:
 
 def _start() -> tuple[list[Any], str]:
     """Returns the servers, which serve as long as they are held, and the dispatcher's address."""
+    keep_freed_memory()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPUs are for those who train
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
