@@ -33,8 +33,8 @@ def set_environment(config: BenchmarkConfig, environ: MutableMapping[str, str] =
         keep_freed_memory(environ)
 
 
-# Of glibc's malloc.h: M_TRIM_THRESHOLD (the most that an int holds), M_TOP_PAD, M_MMAP_THRESHOLD (the most that
-# it takes).
+# Of glibc's malloc.h: M_TRIM_THRESHOLD (the most that an int holds), M_TOP_PAD, M_MMAP_THRESHOLD (the most
+# that it takes).
 _MALLOPT = {-1: 2**31 - 1, -2: 16 << 20, -3: 32 << 20}
 
 
