@@ -133,4 +133,4 @@ def test_pointers_of_the_texts_are_the_tensors_of_a_block(
 @pytest.mark.parametrize(("shape", "rows"), [((2, 6, 10), "12"), ((None, 6, 10), "None")])
 def test_rows_that_programs_cannot_share_are_refused(shape: tuple[int | None, ...], rows: str) -> None:
     with pytest.raises(ValueError, match=f"kernel forward: {rows} rows; a multiple of 5 is accepted"):
-        residual_norm._programs(Kernel("forward", "", 5, 4, 1), tf.TensorSpec(shape))
+        residual_norm.programs_for(Kernel("forward", "", 5, 4, 1), tf.TensorSpec(shape))

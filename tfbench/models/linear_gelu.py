@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfbench.kernels import GELU_BLOCK, Kernel, gelu_kernels
 from tfbench.models.layers import Linear, gelu
-from tfbench.models.residual_norm import _programs
+from tfbench.models.residual_norm import programs_for
 
 
 def plain_linear_gelu(x: Any, linear: Linear) -> Any:
@@ -41,7 +41,7 @@ def _bias_gelu(product: Any, bias: Any) -> Any:
     (y,) = _launch(forward, [product, bias], [like_product])
 
     def gradient(upstream: Any) -> tuple[Any, Any]:
-        parts = tf.TensorSpec((_programs(backward, product), features), tf.float32)
+        parts = tf.TensorSpec((programs_for(backward, product), features), tf.float32)
         d_product, partial = _launch(backward, [product, bias, upstream], [like_product, parts])
         return d_product, tf.reduce_sum(partial, 0)
 
@@ -52,5 +52,5 @@ def _launch(kernel: Kernel, operands: Sequence[Any], outputs: Sequence[tf.Tensor
     """Runs a kernel over the columns and rows of its first operand."""
     from tfbench.kernels.call import triton_call
 
-    grid = (operands[0].shape[-1] // GELU_BLOCK, _programs(kernel, operands[0]), 1)
+    grid = (operands[0].shape[-1] // GELU_BLOCK, programs_for(kernel, operands[0]), 1)
     return triton_call(kernel.name, kernel.ir, operands, outputs, grid, kernel.num_warps, kernel.num_stages)

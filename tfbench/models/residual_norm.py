@@ -46,7 +46,7 @@ def fused_residual_norm(
         total, out = _launch(forward, [x, y, bias, gamma, beta, keys, epsilon], [like_x, like_x])
 
         def gradient(upstream: Any) -> tuple[Any, ...]:
-            parts = tf.TensorSpec((_programs(backward, x), 3, x.shape[-1]), tf.float32)
+            parts = tf.TensorSpec((programs_for(backward, x), 3, x.shape[-1]), tf.float32)
             operands = [total, upstream, gamma, keys, epsilon]
             d_total, d_y, partial = _launch(backward, operands, [like_x, like_x, parts])
             d_gamma, d_beta, d_bias = tf.unstack(tf.reduce_sum(partial, 0))
@@ -62,12 +62,16 @@ def _launch(kernel: Kernel, operands: Sequence[Any], outputs: Sequence[tf.Tensor
     """Runs a kernel over the rows of its first operand."""
     from tfbench.kernels.call import triton_call
 
-    grid = (_programs(kernel, operands[0]), 1, 1)
+    grid = (programs_for(kernel, operands[0]), 1, 1)
     return triton_call(kernel.name, kernel.ir, operands, outputs, grid, kernel.num_warps, kernel.num_stages)
 
 
-def _programs(kernel: Kernel, x: Any) -> int:
-    """How many programs share the rows of x [..., H]."""
+def programs_for(kernel: Kernel, x: Any) -> int:
+    """How many programs share the rows of x [..., H].
+
+    Raises:
+        ValueError: they do not share them evenly.
+    """
     rows = x.shape[:-1].num_elements()
     if rows is None or rows % kernel.block:
         raise ValueError(f"kernel {kernel.name}: {rows} rows; a multiple of {kernel.block} is accepted")
