@@ -67,6 +67,18 @@ def test_without_dali(parent_too: bool, monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+def test_readers_are_told_shard_seed_and_buffer() -> None:
+    """Needs no DALI, so that this is seen wherever tests run."""
+    shard = Shard(1, 4)
+    assert dali._shuffled(config_of("folder:/images", seed=7), shard) == {
+        "random_shuffle": True,
+        "initial_fill": shard.tuning.shuffle_records,
+        "seed": 7,
+        "shard_id": 1,
+        "num_shards": 4,
+    }
+
+
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("flag", "value"),

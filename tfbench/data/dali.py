@@ -142,11 +142,9 @@ def reader_of(config: BenchmarkConfig) -> Reader:
 
 def _shuffled(config: BenchmarkConfig, shard: Shard) -> dict[str, Any]:
     """Arguments of DALI's readers. Shards change places every epoch."""
-    from tfbench.data import pipeline
-
     return {
         "random_shuffle": True,
-        "initial_fill": pipeline.SHUFFLE_BUFFER_RECORDS,
+        "initial_fill": shard.tuning.shuffle_records,
         "seed": config.seed,
         "shard_id": shard.index,
         "num_shards": shard.count,

@@ -131,9 +131,10 @@ def gelu_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
 
 
 _MLIR_NAMES = {"float16": "f16", "bfloat16": "bf16"}
-# Of every kernel with matrix products. More than one stage would be faster, but loads a tile by asynchronous
-# copies, and Triton up to 3.7.0, which XLA has, puts no fence.proxy.async between these and the matrix units
-# of compute capability 9.0: they may read the shared memory before the tile is there (PTX ISA, async proxy).
+# Of every kernel with matrix products. With more, which was faster under Triton, tiles are loaded by
+# asynchronous copies, and Triton up to 3.7.0, which XLA has, puts no fence.proxy.async between these and the
+# matrix units of compute capability 9.0: they may read the shared memory before the tile is there (PTX ISA,
+# async proxy).
 _STAGES = 1
 # Block, heads and warps: the fastest of those tried on an H200, most of them with more stages.
 _LAUNCHES = {
