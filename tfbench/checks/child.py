@@ -171,8 +171,12 @@ def _alone_tflops(run: Callable[..., None], operands: dict[str, Any]) -> list[fl
 
 def main(load_s: float, deadline_s: float) -> None:
     """All stages in turn. One that fails says why; nothing can follow a failed import."""
-    stages = (import_tensorflow, find_devices, compile_product, all_reduce, find_libraries)
-    steps = dict(zip(STAGES, (*stages, lambda: load(load_s, deadline_s)), strict=True))
+    # Spelt out, because mypy 2.4 finds the type of such a tuple by itself in three runs of four only.
+    stages: tuple[Callable[[], dict[str, Any]], ...] = (
+        import_tensorflow, find_devices, compile_product, all_reduce, find_libraries,
+        lambda: load(load_s, deadline_s),
+    )  # fmt: skip
+    steps = dict(zip(STAGES, stages, strict=True))
     for name, step in steps.items():
         try:
             tell(name, step())
