@@ -142,7 +142,7 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
     return tf.gather(table, ids), gradient
 
 
-def dropout(x: Any, rate: float, seed: Any, place: int) -> Any:
+def dropout(x: Any, rate: float, seed: Any, place: Any) -> Any:
     """A copy of x with a share `rate` of its elements zeroed and the rest scaled by 1 / (1 - rate).
 
     An element's fate is a hash of its number, the seed and the place: nothing is read from memory or kept
@@ -153,7 +153,7 @@ def dropout(x: Any, rate: float, seed: Any, place: int) -> Any:
         x: floating tensor of any static shape, at most 2**32 elements.
         rate: 0 leaves x as it is.
         seed: int32 [2], different for every step and replica.
-        place: which dropout of the model this is, so that no two share a mask.
+        place: which dropout of the model this is, so that no two share a mask; int or int32 scalar.
     """
     if not rate:
         return x
@@ -163,13 +163,13 @@ def dropout(x: Any, rate: float, seed: Any, place: int) -> Any:
     return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
 
 
-def mask_keys(seed: Any, place: int) -> tuple[Any, Any]:
+def mask_keys(seed: Any, place: Any) -> tuple[Any, Any]:
     """Where the sequence of a dropout's bits starts, and the second key of its hash: uint32 scalars."""
     first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
-    return _mixed(first + tf.constant(place * ODD % 2**32, tf.uint32), second), second
+    return _mixed(first + tf.cast(place, tf.uint32) * tf.constant(ODD, tf.uint32), second), second
 
 
-def dropout_keys(rate: float, seed: Any, place: int) -> Any:
+def dropout_keys(rate: float, seed: Any, place: Any) -> Any:
     """What fused kernels make the mask of, uint32 [3]: `mask_keys`, and the bits below which they drop."""
     if not rate:
         return tf.zeros(3, tf.uint32)
