@@ -158,8 +158,7 @@ def dropout(x: Any, rate: float, seed: Any, place: Any) -> Any:
     if not rate:
         return x
     start, second = mask_keys(seed, place)
-    bits = _element_numbers(x.shape) * tf.constant(GOLDEN_RATIO, tf.uint32) + start
-    keep = _mixed(bits, second) >= tf.constant(int(rate * 2**32), tf.uint32)
+    keep = _mixed(_element_bits(x.shape, start), second) >= tf.constant(int(rate * 2**32), tf.uint32)
     return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
 
 
@@ -180,14 +179,19 @@ GOLDEN_RATIO = 0x9E3779B9  # odd, 2**32 over the golden ratio: Weyl's sequence s
 ODD = 0x85EBCA6B  # far from the golden ratio, so that a place is not another element
 
 
-def _element_numbers(shape: Any) -> Any:
-    """Number of each element in row-major order, uint32; as a sum over axes, of which nothing is stored."""
-    numbers, stride = tf.zeros((), tf.uint32), 1
+def _element_bits(shape: Any, start: Any) -> Any:
+    """start + GOLDEN_RATIO · number of each element in row-major order, uint32.
+
+    As a sum over axes, of which nothing is stored. It begins with `start`, because without it the sum is a
+    constant: TensorFlow would compute it on the host, 256 MiB for each layer of BERT-large at batch 256, only
+    to find that it is too large to keep.
+    """
+    bits, stride = start, GOLDEN_RATIO
     for axis in reversed(range(len(shape))):
         along = tf.reshape(tf.range(shape[axis]), [-1] + [1] * (len(shape) - 1 - axis))
-        numbers += tf.cast(along, tf.uint32) * tf.constant(stride % 2**32, tf.uint32)
+        bits += tf.cast(along, tf.uint32) * tf.constant(stride % 2**32, tf.uint32)
         stride *= shape[axis]
-    return numbers
+    return bits
 
 
 def _mixed(bits: Any, key: Any) -> Any:
