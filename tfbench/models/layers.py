@@ -180,7 +180,7 @@ ODD = 0x85EBCA6B  # far from the golden ratio, so that a place is not another el
 
 
 def _element_bits(shape: Any, start: Any) -> Any:
-    """start + GOLDEN_RATIO · number of each element in row-major order, uint32.
+    """GOLDEN_RATIO · number of each element in row-major order, + start: uint32.
 
     As a sum over axes, of which nothing is stored. It begins with `start`, because without it the sum is a
     constant: TensorFlow would compute it on the host, 256 MiB for each layer of BERT-large at batch 256, only
