@@ -228,6 +228,8 @@ def product_flops(operation: tf.Operation) -> int:
 def test_flops_per_sample_are_three_times_the_forward_graphs(name: str, size: dict[str, int]) -> None:
     config = config_of(name, **size)
     model = MODELS[name].build(config)
+    if name.startswith("bert"):
+        untie(model)
     graph = tf.function(
         lambda: model(_sample(config), training=True, **_seed_of(name))
     ).get_concrete_function()
@@ -527,19 +529,50 @@ def test_relu_max_pool_is_relu_and_max_pool(shape: tuple[int, ...], compiled: bo
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-14 if dtype == "float64" else 4e-3)
 
 
+def untie(model: Bert) -> None:
+    """Every block computes what it is by itself, where it is called."""
+    for block in model.blocks:
+        block.encode = block._encode
+
+
 def test_every_dropout_of_bert_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
 
-    def seen(x: Any, rate: float, seed: Any, place: int) -> Any:
-        places.append((place, rate))
+    def seen(x: Any, rate: float, seed: Any, place: Any) -> Any:
+        places.append((int(place), rate))
         return x
 
     monkeypatch.setattr(bert_model, "dropout", seen)
     monkeypatch.setattr(attention, "dropout", seen)
     monkeypatch.setattr(residual_norm, "dropout", seen)
     model = Bert(BertShape(3, 32, 2, 64, SEQ_LENGTH), dropout_rate=0.25)
+    untie(model)
     model(text_batch(1), training=True, seed=tf.constant([0, 0]))
     assert sorted(places) == [(place, 0.25) for place in range(1 + 3 * 3)]  # embedding; three in a block
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_blocks_that_are_traced_once_are_the_blocks(policy: str) -> None:
+    """Logits and gradients, with dropout and every weight different; traced once for all three blocks."""
+    with dtype_policy(policy):
+        model = Bert(BertShape(3, 32, 2, 64, SEQ_LENGTH), dropout_rate=0.25)
+    for number, variable in enumerate(model.trainable_variables):
+        variable.assign(variable + 0.1 * tf.random.stateless_normal(variable.shape, [1, number]))
+    batch = {name: tf.constant(value) for name, value in text_batch(4).items()}
+
+    def logits_and_gradients() -> list[Any]:
+        with tf.GradientTape() as tape:
+            logits = model(batch, training=True, seed=tf.constant([3, 4]))
+        sources = [variable.value for variable in model.trainable_variables]
+        gradients = tape.gradient(logits, sources, tf.random.stateless_normal(logits.shape, [5, 6]))
+        return [tf.convert_to_tensor(each) for each in (logits, *gradients)]
+
+    together = tf.function(logits_and_gradients)()
+    assert model.blocks[2].encode.experimental_get_tracing_count() == 1
+    untie(model)
+    apart = tf.function(logits_and_gradients)()
+    for ours, other in zip(together, apart, strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
 
 
 def test_dropout_acts_in_training_only() -> None:

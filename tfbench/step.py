@@ -54,9 +54,12 @@ class TrainStep:
         self.skipped = _count()  # updates dropped because a gradient was not finite
         self.loss_scale = _state(config.initial_loss_scale if self.scales_loss else 1.0)
         self.finite_streak = _count()  # finite steps since the scale last changed
+        # Traced once for all variables of a shape; XLA sees each written out.
+        self._updated = tf.function(self._new_state, autograph=False)
         self._compiled: dict[tuple[str, int], Callable[..., Any]] = {}
         self._first_number = ops.uid()
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, batch: Batch, totals: Totals, reduce: bool = True) -> Totals:
         """Make one update from this replica's samples; call it through `strategy.run`.
 
@@ -160,23 +163,26 @@ class TrainStep:
             self.model.trainable_variables, self.slots, self._unpacked(messages), strict=True
         ):
             decay = hyper.weight_decay if variable.shape.rank > 1 else 0.0  # not on norms and biases
-            self._update_variable(variable, slots, gradient, finite, scale, hyper, decay)
+            states = [variable.value, *slots]
+            old = [tf.convert_to_tensor(state) for state in states]
+            new = self._updated(old, gradient, finite, scale, hyper.step, hyper.learning_rate, decay)
+            for state, value in zip(states, new, strict=True):
+                state.assign(value)
         self.iterations.assign_add(tf.cast(finite, tf.int64))
         self.skipped.assign_add(tf.cast(~finite, tf.int64))
         if self.scales_loss:
             self._adapt_loss_scale(finite, scale)
 
-    def _update_variable(
-        self, variable: Any, slots: Any, gradient: Any, finite: Any, scale: Any, hyper: Any, decay: float
-    ) -> None:
-        old = variable.value
-        gradient = tf.cast(gradient, old.dtype) / tf.cast(scale, old.dtype)
-        own = Hyperparameters(tf.cast(hyper.step, old.dtype), tf.cast(hyper.learning_rate, old.dtype), decay)
-        old_slots = tuple(tf.convert_to_tensor(slot) for slot in slots)
-        new, new_slots = self.optimizer.update(tf.convert_to_tensor(old), gradient, old_slots, own)
-        old.assign(tf.where(finite, new, old))
-        for slot, old_slot, new_slot in zip(slots, old_slots, new_slots, strict=True):
-            slot.assign(tf.where(finite, new_slot, old_slot))
+    def _new_state(
+        self, old: list[Any], gradient: Any, finite: Any, scale: Any, step: Any, rate: Any, decay: float
+    ) -> list[Any]:
+        """What replaces a variable and its slots, `old`; themselves where `finite` is false."""
+        variable, *slots = old
+        dtype = variable.dtype
+        gradient = tf.cast(gradient, dtype) / tf.cast(scale, dtype)
+        own = Hyperparameters(tf.cast(step, dtype), tf.cast(rate, dtype), decay)
+        new, new_slots = self.optimizer.update(variable, gradient, tuple(slots), own)
+        return [tf.where(finite, *pair) for pair in zip([new, *new_slots], old, strict=True)]
 
     def _hyperparameters(self) -> Hyperparameters:
         config = self.config

@@ -4,6 +4,7 @@ XLA compiles the kernel itself: it takes Triton's intermediate representation (T
 TensorFlow takes a custom call in a StableHLO module. Neither Triton nor CUDA's compiler is needed.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,6 +107,7 @@ def _row_major(rank: int) -> str:
     return f"dense<[{', '.join(map(str, reversed(range(rank))))}]> : tensor<{rank}xindex>"
 
 
+@functools.cache  # a model calls each of its few kernels many times
 def _quoted(text: str) -> str:
     """MLIR's string: what is not printable, and quotes and backslashes, as two hexadecimal digits."""
     plain = (

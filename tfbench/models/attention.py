@@ -9,7 +9,7 @@ from tfbench.kernels import Kernel, attention_kernels
 from tfbench.models.layers import dropout, dropout_keys, softmax
 
 
-def plain_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: int) -> Any:
+def plain_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: Any) -> Any:
     """Scaled dot-product attention with dropout on the weights; the softmax is float32 under every policy.
 
     Args:
@@ -28,7 +28,7 @@ def plain_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: int) -> 
     return _joined(tf.einsum("bhqk,bkhd->bqhd", weights, value))
 
 
-def fused_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: int) -> Any:
+def fused_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: Any) -> Any:
     """As `plain_attention`, with the same dropout mask, and neither scores nor weights in memory.
 
     The products' sums and the scores stay float32 where the formula rounds them to the half precision. Runs

@@ -37,6 +37,8 @@ class Bert(keras.Model):
         self.type_embedding = _table(self, "type_embedding", 2, hidden)
         self.embedding_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
         self.blocks = [EncoderBlock(shape, dropout_rate, 1 + 3 * i, fused) for i in range(shape.layers)]
+        for block in self.blocks[1:]:
+            block.encode = self.blocks[0].encode
         self.transform = Linear(hidden, hidden)
         self.transform_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
         self.output_bias = self.add_weight(name="output_bias", shape=(shape.vocab_size,), initializer="zeros")
@@ -74,7 +76,12 @@ class Bert(keras.Model):
 
 
 class EncoderBlock(keras.layers.Layer):
-    """Self-attention and the two-layer perceptron, each with dropout, residual and layer norm behind it."""
+    """Self-attention and the two-layer perceptron, each with dropout, residual and layer norm behind it.
+
+    Attributes:
+        encode: what a block of these sizes computes, as a function of its weights too. Blocks that share it
+            are traced once, forward and backward; XLA sees each of them written out.
+    """
 
     def __init__(self, shape: BertShape, dropout_rate: float, first_place: int, fused: bool):
         super().__init__(autocast=False)  # Keras would cast score_bias too: MASKED_SCORE is -inf in float16
@@ -89,25 +96,32 @@ class EncoderBlock(keras.layers.Layer):
         self.intermediate = Linear(hidden, shape.intermediate)
         self.output_projection = Linear(shape.intermediate, hidden)
         self.output_norm = LayerNorm(hidden, LAYER_NORM_EPSILON)
+        self.encode = tf.function(self._encode, autograph=False)
         self.built = True
 
     def call(self, x: Any, score_bias: Any, training: bool = False, seed: Any = None) -> Any:
         """[B, S, hidden] → [B, S, hidden]; `score_bias` is float32 [B, S]."""
+        weights = [tf.convert_to_tensor(variable) for variable in self.trainable_variables]
         rate = self.rate if training else 0.0
-        heads = self._attend(x, score_bias, rate, seed)
-        x = self.residual_norm(
-            x, heads, self.attention_output, self.attention_norm, rate, seed, self.first_place + 1
-        )
-        inner = self.linear_gelu(x, self.intermediate)
-        return self.residual_norm(
-            x, inner, self.output_projection, self.output_norm, rate, seed, self.first_place + 2
-        )
+        return self.encode(weights, x, score_bias, rate, seed, tf.constant(self.first_place))
 
-    def _attend(self, x: Any, score_bias: Any, rate: float, seed: Any) -> Any:
+    def _encode(self, weights: list[Any], x: Any, score_bias: Any, rate: float, seed: Any, place: Any) -> Any:
+        """As `call`, with the weights of any block and the place of its first dropout, int32 scalar."""
+        with keras.StatelessScope(list(zip(self.trainable_variables, weights, strict=True))):
+            heads = self._attend(x, score_bias, rate, seed, place)
+            x = self.residual_norm(
+                x, heads, self.attention_output, self.attention_norm, rate, seed, place + 1
+            )
+            inner = self.linear_gelu(x, self.intermediate)
+            return self.residual_norm(
+                x, inner, self.output_projection, self.output_norm, rate, seed, place + 2
+            )
+
+    def _attend(self, x: Any, score_bias: Any, rate: float, seed: Any, place: Any) -> Any:
         """Every head's mean of the values, weighted by how its queries fit the keys: [B, S, hidden]."""
         length, hidden = x.shape[1:]
         qkv = tf.reshape(self.query_key_value(x), [-1, length, 3, self.heads, hidden // self.heads])
-        return self.attention(qkv, score_bias, rate, seed, self.first_place)
+        return self.attention(qkv, score_bias, rate, seed, place)
 
 
 def _table(model: keras.Model, name: str, rows: int, columns: int) -> Any:

@@ -142,7 +142,7 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
     return tf.gather(table, ids), gradient
 
 
-def dropout(x: Any, rate: float, seed: Any, place: int) -> Any:
+def dropout(x: Any, rate: float, seed: Any, place: Any) -> Any:
     """A copy of x with a share `rate` of its elements zeroed and the rest scaled by 1 / (1 - rate).
 
     An element's fate is a hash of its number, the seed and the place: nothing is read from memory or kept
@@ -153,23 +153,22 @@ def dropout(x: Any, rate: float, seed: Any, place: int) -> Any:
         x: floating tensor of any static shape, at most 2**32 elements.
         rate: 0 leaves x as it is.
         seed: int32 [2], different for every step and replica.
-        place: which dropout of the model this is, so that no two share a mask.
+        place: which dropout of the model this is, so that no two share a mask; int or int32 scalar.
     """
     if not rate:
         return x
     start, second = mask_keys(seed, place)
-    bits = _element_numbers(x.shape) * tf.constant(GOLDEN_RATIO, tf.uint32) + start
-    keep = _mixed(bits, second) >= tf.constant(int(rate * 2**32), tf.uint32)
+    keep = _mixed(_element_bits(x.shape, start), second) >= tf.constant(int(rate * 2**32), tf.uint32)
     return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
 
 
-def mask_keys(seed: Any, place: int) -> tuple[Any, Any]:
+def mask_keys(seed: Any, place: Any) -> tuple[Any, Any]:
     """Where the sequence of a dropout's bits starts, and the second key of its hash: uint32 scalars."""
     first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
-    return _mixed(first + tf.constant(place * ODD % 2**32, tf.uint32), second), second
+    return _mixed(first + tf.cast(place, tf.uint32) * tf.constant(ODD, tf.uint32), second), second
 
 
-def dropout_keys(rate: float, seed: Any, place: int) -> Any:
+def dropout_keys(rate: float, seed: Any, place: Any) -> Any:
     """What fused kernels make the mask of, uint32 [3]: `mask_keys`, and the bits below which they drop."""
     if not rate:
         return tf.zeros(3, tf.uint32)
@@ -180,14 +179,19 @@ GOLDEN_RATIO = 0x9E3779B9  # odd, 2**32 over the golden ratio: Weyl's sequence s
 ODD = 0x85EBCA6B  # far from the golden ratio, so that a place is not another element
 
 
-def _element_numbers(shape: Any) -> Any:
-    """Number of each element in row-major order, uint32; as a sum over axes, of which nothing is stored."""
-    numbers, stride = tf.zeros((), tf.uint32), 1
+def _element_bits(shape: Any, start: Any) -> Any:
+    """GOLDEN_RATIO · number of each element in row-major order, + start: uint32.
+
+    As a sum over axes, of which nothing is stored. It begins with `start`, because without it the sum is a
+    constant: TensorFlow would compute it on the host, 256 MiB for each layer of BERT-large at batch 256, only
+    to find that it is too large to keep.
+    """
+    bits, stride = start, GOLDEN_RATIO
     for axis in reversed(range(len(shape))):
         along = tf.reshape(tf.range(shape[axis]), [-1] + [1] * (len(shape) - 1 - axis))
-        numbers += tf.cast(along, tf.uint32) * tf.constant(stride % 2**32, tf.uint32)
+        bits += tf.cast(along, tf.uint32) * tf.constant(stride % 2**32, tf.uint32)
         stride *= shape[axis]
-    return numbers
+    return bits
 
 
 def _mixed(bits: Any, key: Any) -> Any:

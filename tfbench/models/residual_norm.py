@@ -10,7 +10,7 @@ from tfbench.models.layers import LayerNorm, Linear, dropout, dropout_keys
 
 
 def plain_residual_norm(
-    x: Any, inner: Any, linear: Linear, norm: LayerNorm, rate: float, seed: Any, place: int
+    x: Any, inner: Any, linear: Linear, norm: LayerNorm, rate: float, seed: Any, place: Any
 ) -> Any:
     """norm(x + dropout(linear(inner))).
 
@@ -30,7 +30,7 @@ def plain_residual_norm(
 
 
 def fused_residual_norm(
-    x: Any, inner: Any, linear: Linear, norm: LayerNorm, rate: float, seed: Any, place: int
+    x: Any, inner: Any, linear: Linear, norm: LayerNorm, rate: float, seed: Any, place: Any
 ) -> Any:
     """As `plain_residual_norm`, with the same dropout mask; all behind the product is one kernel each way.
 
