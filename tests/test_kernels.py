@@ -126,17 +126,30 @@ def test_products_without_a_fence_are_found(lines, found):
     assert (unfenced_product("\n".join(lines)) is not None) == found
 
 
-@pytest.mark.parametrize("length", [128, 512])
-def test_matrix_units_read_no_asynchronous_copy_without_a_fence(generate, length, tmp_path):
+def ptx_of(generate: ModuleType, kernel: kernels.Kernel, folder: Path) -> str:
+    """A text compiled as XLA does it: subnormal numbers are kept, where no instruction says otherwise."""
     from triton.compiler import compile as compile_text
 
-    path = tmp_path / "kernel.ttir"
+    path = folder / "kernel.ttir"
+    path.write_text(kernel.ir)
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_reflect_ftz": False}
+    return compile_text(str(path), target=generate.TARGET, options=options).asm["ptx"]
+
+
+@pytest.mark.parametrize("length", [128, 512])
+def test_matrix_units_read_no_asynchronous_copy_without_a_fence(generate, length, tmp_path):
     for kernel in kernels.attention_kernels("float16", length, 16, SIZE, drops=True):
-        path.write_text(kernel.ir)
-        options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
-        ptx = compile_text(str(path), target=generate.TARGET, options=options).asm["ptx"]
+        ptx = ptx_of(generate, kernel, tmp_path)
         assert "wgmma.mma_async" in ptx
         assert unfenced_product(ptx) is None
+
+
+def test_no_exponential_or_root_keeps_subnormal_numbers(generate, tmp_path):
+    attention = [kernels.attention_kernels("float16", length, 16, SIZE, drops=True) for length in (128, 512)]
+    for kernel in (*attention[0], *attention[1], *kernels.gelu_kernels("float16", 4096)):
+        instructions = set(re.findall(r"\b(?:ex2|rsqrt)\.[\w.]+", ptx_of(generate, kernel, tmp_path)))
+        roots = {"rsqrt.approx.ftz.f32"} if "gelu" in kernel.name else set()
+        assert instructions == {"ex2.approx.ftz.f32"} | roots
 
 
 def kept(shape: tuple[int, ...], rate: float) -> np.ndarray:
@@ -185,6 +198,18 @@ CASES = {  # length, heads, padded places, dropout rate; by the first two which 
     "tile-empty": (128, 4, 128, 0.0),
     "blocks-empty": (256, 2, 256, 0.0),
 }
+
+
+def without_ptx() -> None:
+    """Puts Triton's functions in the places of instructions, which Triton's interpreter cannot run."""
+    import triton.language as tl
+
+    from tfbench.kernels import attention, gelu
+
+    # Looked up when they are called: while a kernel runs, the interpreter has others under these names.
+    attention.exp2 = gelu.exp2 = lambda x: tl.exp2(x)
+    gelu.rsqrt = lambda x: tl.rsqrt(x)
+    attention._dropped = lambda x, bits, threshold: tl.where(bits >= threshold, x, 0.0)
 
 
 def interpret(case: str) -> tuple[np.ndarray, np.ndarray]:
@@ -359,6 +384,7 @@ def test_norms_have_no_kernels_for(dtype, features):
 
 
 if __name__ == "__main__":
+    without_ptx()
     results = {case: interpret(case) for case in CASES}
     np.savez(
         sys.argv[1],

@@ -68,11 +68,40 @@ def _column_bits(columns):
 
 
 @triton.jit
-def _kept(bits, second, threshold):
-    """Which elements dropout keeps: the hash `_mixed` of `tfbench.models.layers`."""
+def _mixed(bits, second):
+    """The hash of that name of `tfbench.models.layers`: dropout keeps what is not below the threshold."""
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D + second
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
-    return (bits ^ (bits >> 16)) >= threshold
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def kept(bits, second, threshold):
+    """Which elements dropout keeps."""
+    return _mixed(bits, second) >= threshold
+
+
+# The next two are instructions of PTX, which Triton's interpreter does not run: its tests put Triton's own
+# functions in their places.
+@triton.jit
+def exp2(x):
+    """2**x, 0 below 2**-126.
+
+    XLA compiles Triton's exp2 to the same instruction and three more, which keep subnormal results.
+    """
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def _dropped(x, bits, threshold):
+    """x, 0 where its hash is below the threshold.
+
+    As tl.where the choice is made of halves behind the rounding, each by itself, and these packed again.
+    """
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred kept; setp.hs.u32 kept, $2, $3; selp.f32 $0, $1, 0f00000000, kept; }",
+        "=f,f,r,r", [x, bits, threshold], tl.float32, True, 1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -104,14 +133,14 @@ def forward_tile(qkv, bias, keys, out, LENGTH: tl.constexpr, HEAD: tl.constexpr,
 
     score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
     score += _score_bias(bias, LENGTH, places)[None, :]
-    weight = tl.exp2(score - tl.max(score, 1)[:, None])
+    weight = exp2(score - tl.max(score, 1)[:, None])
     total = tl.sum(weight, 1)
     if DROPOUT:
         # The sum is never 0. Asked for here, the hash waits for it: computed beside the exponentials it needs
         # so many registers that one program fits a multiprocessor where now two do.
         row_bits = tl.where(total > 0, _row_bits(places, LENGTH, heads, head, start), 0)
-        kept = _kept(row_bits[:, None] + _column_bits(places)[None, :], second, threshold)
-        weight = tl.where(kept, weight, 0.0)
+        bits = _mixed(row_bits[:, None] + _column_bits(places)[None, :], second)
+        weight = _dropped(weight, bits, threshold)
     result = tl.dot(weight.to(half), value) * (_keep_scale(threshold, DROPOUT) / total)[:, None]
     target = _tile(_head(out, LENGTH, 1, heads, head, HEAD), places, heads * HEAD, HEAD)
     tl.store(target, result.to(half))
@@ -145,15 +174,15 @@ def backward_tile(
 
         score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
         score += _score_bias(bias, LENGTH, places)[None, :]
-        weight = tl.exp2(score - tl.max(score, 1)[:, None])
+        weight = exp2(score - tl.max(score, 1)[:, None])
         weight *= (1 / tl.sum(weight, 1))[:, None]
         d_weight = tl.dot(upstream, tl.trans(value))
         kept_weight = weight
         if DROPOUT:
             row_bits = _row_bits(places, LENGTH, heads, head, start)
-            kept = _kept(row_bits[:, None] + column_bits[None, :], second, threshold)
-            kept_weight = tl.where(kept, weight, 0.0)
-            d_weight = tl.where(kept, d_weight, 0.0)
+            bits = _mixed(row_bits[:, None] + column_bits[None, :], second)
+            kept_weight = _dropped(weight, bits, threshold)
+            d_weight = _dropped(d_weight, bits, threshold)
         d_value = tl.dot(tl.trans(kept_weight.to(half)), upstream)
         tl.store(target + 2 * heads * HEAD, (d_value * keep_scale).to(half))
 
@@ -194,12 +223,12 @@ def forward_blocks(
         score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
         score += _score_bias(bias, length, columns)[None, :]
         new_largest = tl.maximum(largest, tl.max(score, 1))
-        shrink = tl.exp2(largest - new_largest)
-        weight = tl.exp2(score - new_largest[:, None])
+        shrink = exp2(largest - new_largest)
+        weight = exp2(score - new_largest[:, None])
         total = total * shrink + tl.sum(weight, 1)
         if DROPOUT:
-            bits = row_bits[:, None] + _column_bits(columns)[None, :]
-            weight = tl.where(_kept(bits, second, threshold), weight, 0.0)
+            bits = _mixed(row_bits[:, None] + _column_bits(columns)[None, :], second)
+            weight = _dropped(weight, bits, threshold)
         value = tl.load(_tile(source + 2 * heads * HEAD, columns, stride, HEAD))
         result = tl.dot(weight.to(half), value, result * shrink[:, None])
         largest = new_largest
@@ -236,14 +265,14 @@ def _key_value_gradients(
         largest, inverse = _statistics(statistics, rows, length)
         upstream, delta = _upstream(out, d_out, rows, length, keep_scale, HEAD)
         score = tl.dot(key, tl.trans(query)) * (1.4426950408889634 * HEAD**-0.5) + score_bias[:, None]
-        weight = tl.exp2(score - largest[None, :]) * inverse[None, :]
+        weight = exp2(score - largest[None, :]) * inverse[None, :]
         d_weight = tl.dot(value, tl.trans(upstream))
         kept_weight = weight
         if DROPOUT:
-            bits = column_bits[:, None] + _row_bits(rows, length, heads, head, start)[None, :]
-            kept = _kept(bits, second, threshold)
-            kept_weight = tl.where(kept, weight, 0.0)
-            d_weight = tl.where(kept, d_weight, 0.0)
+            row_bits = _row_bits(rows, length, heads, head, start)
+            bits = _mixed(column_bits[:, None] + row_bits[None, :], second)
+            kept_weight = _dropped(weight, bits, threshold)
+            d_weight = _dropped(d_weight, bits, threshold)
         d_value = tl.dot(kept_weight.to(half), upstream, d_value)
         d_key = tl.dot((weight * (d_weight - delta[None, :])).to(half), query, d_key)
     d_key *= keep_scale * HEAD**-0.5
@@ -276,11 +305,11 @@ def _query_gradient(
         value = tl.load(_tile(source + 2 * heads * HEAD, columns, stride, HEAD))
         score = tl.dot(query, tl.trans(key)) * (1.4426950408889634 * HEAD**-0.5)
         score += _score_bias(bias, length, columns)[None, :]
-        weight = tl.exp2(score - largest[:, None])
+        weight = exp2(score - largest[:, None])
         d_weight = tl.dot(upstream, tl.trans(value))
         if DROPOUT:
-            bits = row_bits[:, None] + _column_bits(columns)[None, :]
-            d_weight = tl.where(_kept(bits, second, threshold), d_weight, 0.0)
+            bits = _mixed(row_bits[:, None] + _column_bits(columns)[None, :], second)
+            d_weight = _dropped(d_weight, bits, threshold)
         d_score = weight * (inverse[:, None] * (d_weight - delta[:, None]))
         d_query = tl.dot(d_score.to(half), key, d_query)
     d_query *= keep_scale * HEAD**-0.5
@@ -302,7 +331,7 @@ def _upstream(out, d_out, rows, length, keep_scale, HEAD: tl.constexpr):
     upstream = tl.load(_tile(_head(d_out, length, 1, heads, head, HEAD), rows, stride, HEAD))
     result = tl.load(_tile(_head(out, length, 1, heads, head, HEAD), rows, stride, HEAD))
     along = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
-    return upstream, along / keep_scale
+    return upstream, along * (1 / keep_scale)
 
 
 @triton.jit
