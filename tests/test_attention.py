@@ -97,13 +97,13 @@ def test_dropout_keys_are_the_masks_of_dropout() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.25])
-@pytest.mark.parametrize("statistics", [False, True], ids=["one tile", "blocks"])
+@pytest.mark.parametrize("sums", [False, True], ids=["one tile", "blocks"])
 def test_fused_attention_gives_kernels_what_they_ask_for(
-    monkeypatch: pytest.MonkeyPatch, rate: float, statistics: bool
+    monkeypatch: pytest.MonkeyPatch, rate: float, sums: bool
 ) -> None:
     """With the formula in NumPy for the kernels: operands, their order, shapes, grid, the gradient's way."""
-    block = LENGTH // 2 if statistics else LENGTH
-    pair = (Kernel("forward", "", block, 4, 2, statistics), Kernel("backward", "", LENGTH, 8, 1, heads=3))
+    block = LENGTH // 2 if sums else LENGTH
+    pair = (Kernel("forward", "", block, 4, 2), Kernel("backward", "", LENGTH, 8, 1, sums))
     asked = []
 
     def kernels(*facts: Any) -> tuple[Kernel, Kernel]:
@@ -113,20 +113,20 @@ def test_fused_attention_gives_kernels_what_they_ask_for(
     def launch(
         name: str, ir: str, operands: Any, outputs: Any, grid: Any, num_warps: int, num_stages: int
     ) -> list[Any]:
-        assert grid == ((HEADS, BATCH, LENGTH // block) if name == "forward" else (HEADS // 3, BATCH, 1))
+        assert grid == ((HEADS, BATCH, LENGTH // block) if name == "forward" else (HEADS, BATCH, 1))
         assert (num_warps, num_stages) == ((4, 2) if name == "forward" else (8, 1))
         qkv, bias, keys, *rest = operands
         assert keys.dtype == tf.uint32
         if name == "backward":
-            *kept, upstream = rest
-            assert len(kept) == 2 * statistics
-            if kept:
-                np.testing.assert_allclose(kept[0], forward(qkv, bias, keys, rate))
-                assert (kept[1].numpy() == 5).all()
-            values = [backward(qkv, bias, keys, rate, upstream)]
+            result, statistics, upstream = rest
+            np.testing.assert_allclose(result, forward(qkv, bias, keys, rate))
+            assert (statistics.numpy() == 5).all()
+            values = [backward(qkv, bias, keys, rate, upstream), np.zeros((BATCH, HEADS, LENGTH, SIZE))][
+                : 1 + sums
+            ]
         else:
             marker = np.full((BATCH, HEADS, 2, LENGTH), 5.0)
-            values = [forward(qkv, bias, keys, rate), marker][: 1 + statistics]
+            values = [forward(qkv, bias, keys, rate), marker]
         for value, output in zip(values, outputs, strict=True):
             assert output.shape == value.shape
         return [tf.cast(value, output.dtype) for value, output in zip(values, outputs, strict=True)]
@@ -135,7 +135,7 @@ def test_fused_attention_gives_kernels_what_they_ask_for(
     monkeypatch.setattr(kernel_call, "triton_call", launch)
     for ours, other in zip(result_and_gradient(fused_attention, rate), expected(rate), strict=True):
         np.testing.assert_allclose(ours, other, atol=1e-12)
-    assert asked == [("float64", LENGTH, HEADS, SIZE, bool(rate))]
+    assert asked == [("float64", LENGTH, SIZE, bool(rate))]
 
 
 @pytest.mark.parametrize(

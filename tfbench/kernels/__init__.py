@@ -9,8 +9,8 @@ from tfbench.config import BenchmarkConfig
 HEAD_SIZE = 64  # of every published BERT
 LEAST_COMPUTE_CAPABILITY = (8, 0)  # of the cards that XLA compiles Triton kernels for
 TILE_LENGTH = 128  # tokens whose scores of one head fit a program's registers
-HEADS_EACH = 4  # of a program of the backward kernel for that length
 LENGTH_UNIT = 128  # sequences are whole multiples of it
+LONGEST = 512  # sequence that there are texts for: that of every published BERT
 NORM_FEATURES = (128, 768, 1024)  # hidden sizes of the BERTs here
 NORM_SUM_ROWS = 64  # of a program of the norm's backward kernel, which sums over them
 GELU_BLOCK = 512  # columns of a program of the GELU's kernels; divides every published BERT's perceptron
@@ -28,8 +28,7 @@ class Kernel:
         block: places of the sequence, or rows, that one program computes.
         num_warps: of a program.
         num_stages: loads under way at once in its loops.
-        keeps_statistics: whether it writes the softmax's statistics for the backward kernel.
-        heads: that one program computes, one after the other.
+        sums_in_memory: whether it needs memory of its own for the queries' gradient.
     """
 
     name: str
@@ -37,8 +36,7 @@ class Kernel:
     block: int
     num_warps: int
     num_stages: int
-    keeps_statistics: bool = False
-    heads: int = 1
+    sums_in_memory: bool = False
 
 
 def obstacle(
@@ -65,28 +63,27 @@ def obstacle(
     return None
 
 
-def attention_kernels(
-    dtype: str, seq_length: int, heads: int, head_size: int, drops: bool
-) -> tuple[Kernel, Kernel]:
+def attention_kernels(dtype: str, seq_length: int, head_size: int, drops: bool) -> tuple[Kernel, Kernel]:
     """The fused attention's forward and backward kernel; their arguments are told in `attention.py`.
 
     Args:
         dtype: of its tensors, float16 or bfloat16.
-        seq_length: tokens, a multiple of LENGTH_UNIT.
-        heads: of a layer.
+        seq_length: tokens, a multiple of LENGTH_UNIT up to LONGEST.
         head_size: HEAD_SIZE.
         drops: whether there is dropout.
 
     Raises:
         ValueError: there is no kernel for these.
     """
-    if dtype not in _MLIR_NAMES or seq_length < 1 or seq_length % LENGTH_UNIT or head_size != HEAD_SIZE:
+    lengths = range(LENGTH_UNIT, LONGEST + 1, LENGTH_UNIT)
+    if dtype not in _MLIR_NAMES or seq_length not in lengths or head_size != HEAD_SIZE:
         raise ValueError(
             f"no fused attention of {dtype}, length {seq_length}, heads of width {head_size}; accepted are "
-            f"{' and '.join(_MLIR_NAMES)}, multiples of {LENGTH_UNIT}, and {HEAD_SIZE}"
+            f"{' and '.join(_MLIR_NAMES)}, {', '.join(map(str, lengths))}, and {HEAD_SIZE}"
         )
-    kind = "tile" if seq_length == TILE_LENGTH and heads % HEADS_EACH == 0 else "blocks"
-    return _kernel(f"forward_{kind}", dtype, drops), _kernel(f"backward_{kind}", dtype, drops)
+    kind = "tile" if seq_length == TILE_LENGTH else "blocks"
+    forward = _kernel(f"forward_{kind}", dtype, seq_length, drops)
+    return forward, _kernel(f"backward_{kind}", dtype, seq_length, drops)
 
 
 def norm_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
@@ -131,25 +128,25 @@ def gelu_kernels(dtype: str, features: int) -> tuple[Kernel, Kernel]:
 
 
 _MLIR_NAMES = {"float16": "f16", "bfloat16": "bf16"}
-# Of every kernel with matrix products. With more, which was faster under Triton, tiles are loaded by
-# asynchronous copies, and Triton up to 3.7.0, which XLA has, puts no fence.proxy.async between these and the
-# matrix units of compute capability 9.0: they may read the shared memory before the tile is there (PTX ISA,
-# async proxy).
+# In every kernel with matrix products. With more, tiles are loaded by asynchronous copies, and Triton up to
+# 3.7.0, which XLA has, puts no fence.proxy.async between these and the matrix units of compute capability
+# 9.0: they may read the shared memory before the tile is there (PTX ISA, async proxy).
 _STAGES = 1
-# Block, heads and warps: the fastest of those tried on an H200, most of them with more stages.
+# Block, warps and stages; 0: a program computes the whole sequence.
 _LAUNCHES = {
-    "forward_tile": (TILE_LENGTH, 1, 8),
-    "backward_tile": (TILE_LENGTH, HEADS_EACH, 8),
-    "forward_blocks": (64, 1, 4),
-    "backward_blocks": (128, 1, 8),
+    "forward_tile": (0, 8, _STAGES),
+    "backward_tile": (0, 8, _STAGES),
+    "forward_blocks": (64, 4, _STAGES),
+    "backward_blocks": (0, 8, _STAGES),
 }
 
 
-def _kernel(name: str, dtype: str, drops: bool) -> Kernel:
+def _kernel(name: str, dtype: str, seq_length: int, drops: bool) -> Kernel:
     """One of attention's four."""
-    ir = _text(f"attention_{name}{'_dropout' * drops}", dtype)
-    block, heads, num_warps = _LAUNCHES[name]
-    return Kernel(name, ir, block, num_warps, _STAGES, name.endswith("blocks"), heads)
+    sums_in_memory = name == "backward_blocks"
+    stem = f"attention_{name}{f'_{seq_length}' * sums_in_memory}{'_dropout' * drops}"
+    block, num_warps, num_stages = _LAUNCHES[name]
+    return Kernel(name, _text(stem, dtype), block or seq_length, num_warps, num_stages, sums_in_memory)
 
 
 @functools.cache

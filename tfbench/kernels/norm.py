@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from tfbench.kernels import NORM_FEATURES, NORM_SUM_ROWS
-from tfbench.kernels.attention import _kept
+from tfbench.kernels.attention import kept
 
 # Of the arguments above; {half} is the data's dtype.
 POINTERS = {
@@ -46,7 +46,7 @@ def _mask(keys, row, columns, FEATURES: tl.constexpr):
     """Which elements of the row dropout keeps."""
     row_bits = (row * FEATURES).to(tl.uint32) * 0x9E3779B9 + tl.load(keys)
     bits = row_bits + columns.to(tl.uint32) * 0x9E3779B9
-    return _kept(bits, tl.load(keys + 1), tl.load(keys + 2))
+    return kept(bits, tl.load(keys + 1), tl.load(keys + 2))
 
 
 @triton.jit

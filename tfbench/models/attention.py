@@ -35,21 +35,22 @@ def fused_attention(qkv: Any, bias: Any, rate: float, seed: Any, place: Any) -> 
     where `tfbench.kernels.obstacle` finds none, and inside `tf.function(jit_compile=True)` only.
     """
     _, length, _, heads, size = qkv.shape
-    forward, backward = attention_kernels(qkv.dtype.name, length, heads, size, bool(rate))
+    forward, backward = attention_kernels(qkv.dtype.name, length, size, bool(rate))
     keys = dropout_keys(rate, seed, place)
 
     @tf.custom_gradient
     def attend(qkv: Any) -> Any:
         batch = qkv.shape[0]
         out = tf.TensorSpec((batch, length, heads, size), qkv.dtype)
-        # A row's largest score and 1 / its sum of exponentials, where the backward kernel asks for them.
-        kept = [tf.TensorSpec((batch, heads, 2, length), tf.float32)] * forward.keeps_statistics
-        result, *statistics = _launch(forward, [qkv, bias, keys], [out, *kept])
+        # A row's largest score and 1 / its sum of exponentials.
+        kept = tf.TensorSpec((batch, heads, 2, length), tf.float32)
+        result, statistics = _launch(forward, [qkv, bias, keys], [out, kept])
 
         def gradient(upstream: Any) -> Any:
-            read = [result, *statistics] if statistics else []
             d_qkv = tf.TensorSpec(qkv.shape, qkv.dtype)
-            return _launch(backward, [qkv, bias, keys, *read, upstream], [d_qkv])[0]
+            sums = [tf.TensorSpec((batch, heads, length, size), tf.float32)] * backward.sums_in_memory
+            operands = [qkv, bias, keys, result, statistics, upstream]
+            return _launch(backward, operands, [d_qkv, *sums])[0]
 
         return result, gradient
 
@@ -61,7 +62,7 @@ def _launch(kernel: Kernel, operands: Sequence[Any], outputs: Sequence[tf.Tensor
     from tfbench.kernels.call import triton_call
 
     batch, length, _, heads, _ = operands[0].shape
-    grid = (heads // kernel.heads, batch, length // kernel.block)
+    grid = (heads, batch, length // kernel.block)
     return triton_call(kernel.name, kernel.ir, operands, outputs, grid, kernel.num_warps, kernel.num_stages)
 
 
