@@ -117,6 +117,20 @@ def test_deterministic_flag_is_for_deterministic_gpus_only(choices):
     assert "XLA_FLAGS" not in environ
 
 
+@pytest.mark.parametrize(
+    ("kernels", "before", "after"),
+    [
+        ("plain", None, None),
+        ("fused", None, "--xla_gpu_enable_triton_gemm=false"),
+        ("fused", "--xla_gpu_enable_triton_gemm=true", "--xla_gpu_enable_triton_gemm=true"),
+    ],
+)
+def test_products_beside_fused_kernels_are_the_librarys(kernels, before, after):
+    environ = {} if before is None else {"XLA_FLAGS": before}
+    devices.set_environment(BenchmarkConfig(model="any", gpus=1, kernels=kernels), environ)
+    assert environ.get("XLA_FLAGS") == after
+
+
 def test_native_messages_go_to_the_file_and_only_inside(tmp_path: Path, capfd):
     log = tmp_path / "train.log"
     log.write_text("before\n")

@@ -26,11 +26,24 @@ def set_environment(config: BenchmarkConfig, environ: MutableMapping[str, str] =
     environ.setdefault("TF_GPU_THREAD_MODE", "gpu_private")  # launches do not queue behind input threads
     environ["KERAS_BACKEND"] = "tensorflow"
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
-    flags = environ.get("XLA_FLAGS", "")
-    if config.deterministic and config.gpus and "--xla_gpu_deterministic_ops" not in flags:
-        environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+    for flag, value in _xla_flags(config).items():
+        own = environ.get("XLA_FLAGS", "")
+        if flag not in own:
+            environ["XLA_FLAGS"] = f"{own} {flag}={value}".strip()
     if config.data != "synthetic":
         keep_freed_memory(environ)
+
+
+def _xla_flags(config: BenchmarkConfig) -> dict[str, str]:
+    """XLA's flags that the run needs."""
+    flags = {}
+    if config.deterministic and config.gpus:
+        flags["--xla_gpu_deterministic_ops"] = "true"
+    if config.kernels == "fused":
+        # Products by cuBLAS alone. With nothing left to fuse into them XLA's own are no faster (BERT-large
+        # on an H200: 1,864 sequences/s without, 1,867 with) and to tune them is half of a cold start.
+        flags["--xla_gpu_enable_triton_gemm"] = "false"
+    return flags
 
 
 # Of glibc's malloc.h: M_TRIM_THRESHOLD (the most that an int holds), M_TOP_PAD, M_MMAP_THRESHOLD (the most
