@@ -7,19 +7,24 @@ over, and before each time those of NaN: what a program leaves in shared memory 
 early is then seen. Prints how many elements differed from the first execution, and how many were not finite.
 
 Without: computes the gradients of the first step over and over, with the same weights, batch and dropout
-mask, and prints for each set of kernels how many executions were not finite, how far the executions differ
-from the first one and how far the first is from the plain kernels', as the largest difference of a message
-over its largest element. Atomic sums of the embedding's gradient make differences of rounding.
+mask, and compares each message with its first execution where it lies, on the GPU. Prints for each set of
+kernels how many messages differed, the worst of them with their names, and how far the first execution is
+from the plain kernels', as the largest difference of a message over its largest element. Atomic sums of the
+embedding's gradient make differences of rounding. An error of a layer's product stays in its own gradient,
+one of attention or norm goes through all layers before it.
+
+With --train: makes real steps, and says of each step whose gradients are not finite which ones.
 
 One process for each set: --sets names them.
 """
 
 import dataclasses
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from absl import app, flags
 
 import tfbench.flags
@@ -33,7 +38,9 @@ SETS = flags.DEFINE_list(
     "copies ahead of time as the shipped kernel's are not, and norm-plainloop, the reverse.",
 )
 ALONE = flags.DEFINE_bool("alone", False, "Each kernel of a set on its own, after the same kernel on NaN.")
+TRAIN = flags.DEFINE_bool("train", False, "Real steps, as many as --executions.")
 CHILD = flags.DEFINE_string("child", None, "Internal: the set of this process.")
+WORST_SHOWN = 8  # messages
 PLACES = {
     "attention": ("attention", "fused_attention"), "norm": ("residual_norm", "fused_residual_norm"),
     "gelu": ("linear_gelu", "fused_linear_gelu"),
@@ -73,31 +80,71 @@ def prepare(names: list[str]) -> Any:
     return config
 
 
-def gradients_of(names: list[str]) -> Iterator[list[Any]]:
-    """Messages of each execution, NumPy float32."""
-    import numpy as np
-    import tensorflow as tf
-
+def build(names: list[str]) -> Any:
+    """The training of a set, ready to step."""
     from tfbench import devices, stages
     from tfbench.journal import Observed
 
     config = prepare(names)
-    training = stages.build(config, devices.build_strategy(devices.open_devices(config)), Observed())
-    step = training.step
+    return stages.build(config, devices.build_strategy(devices.open_devices(config)), Observed())
+
+
+def gradients(step: Any, batch: Any) -> tuple[Any, list[Any]]:
+    """Loss and messages of one execution, in a replica."""
+    import tensorflow as tf
+
+    from tfbench.step import Totals
+
+    totals = Totals(*[tf.constant(0.0)] * len(Totals._fields))
+    totals, messages = step._program("gradients", step.gradients)(batch, tf.identity(step.loss_scale), totals)
+    return totals.loss_last, messages
+
+
+def message_names(step: Any) -> list[str]:
+    """Of the messages, in their order: each large variable's, then all small ones'."""
+    from tfbench.step import _is_large
+
+    variables = step.model.trainable_variables
+    large = [variable.path for variable in variables if _is_large(variable.shape)]
+    return large + ["the small ones"] * (len(large) < len(variables))
+
+
+def broken_in(tensor: Any) -> Any:
+    """How many elements are not finite, int64."""
+    import tensorflow as tf
+
+    return tf.math.count_nonzero(~tf.math.is_finite(tensor))
+
+
+def repeated(training: Any, executions: int) -> tuple[list[Any], np.ndarray]:
+    """The first execution's messages; of each message over all later ones [messages, 4]: executions that
+    differ, elements that differ in all, elements not finite in all, largest difference over largest element.
+    """
+    import tensorflow as tf
+
+    def facts(again: Any, first: Any) -> list[Any]:
+        bits = tf.int16 if first.dtype.size == 2 else tf.int32  # NaN is not equal to itself, its bits are
+        differ = tf.math.count_nonzero(tf.bitcast(again, bits) != tf.bitcast(first, bits))
+        apart = tf.reduce_max(tf.abs(tf.cast(again, tf.float32) - tf.cast(first, tf.float32)))
+        largest = tf.maximum(tf.reduce_max(tf.abs(tf.cast(first, tf.float32))), 1e-30)
+        counts = [tf.minimum(differ, 1), differ, broken_in(again)]
+        return [*(tf.cast(count, tf.float32) for count in counts), apart / largest]
 
     @tf.function
-    def once():
-        def replica(batch):
-            from tfbench.step import Totals
+    def run(count: Any) -> tuple[list[Any], Any]:
+        def replica(batch: Any) -> tuple[list[Any], Any]:
+            first = gradients(training.step, batch)[1]
+            sums = tf.zeros([len(first), 4])
+            for _ in tf.range(count):
+                again = gradients(training.step, batch)[1]
+                new = tf.stack([tf.stack(facts(a, f)) for a, f in zip(again, first, strict=True)])
+                sums = tf.concat([sums[:, :3] + new[:, :3], tf.maximum(sums[:, 3:], new[:, 3:])], 1)
+            return first, sums
 
-            totals = Totals(*[tf.constant(0.0)] * 4)
-            return step._program("gradients", step.gradients)(batch, tf.identity(step.loss_scale), totals)[1]
+        return training.strategy.run(replica, args=(training.source.next(),))
 
-        return training.strategy.experimental_local_results(training.strategy.run(replica, args=(batch,)))[0]
-
-    batch = training.source.next()
-    for _ in range(EXECUTIONS.value):
-        yield [np.asarray(message, np.float32) for message in once()]
+    first, sums = training.strategy.experimental_local_results(run(tf.constant(executions - 1)))[0]
+    return first, sums.numpy()
 
 
 def parts(config: Any) -> dict[str, tuple[Any, list[Any]]]:
@@ -177,36 +224,64 @@ def alone(name: str) -> None:
 
 
 def child(name: str) -> None:
-    """One set: prints a line, and keeps or compares with the plain kernels' first gradients."""
-    import os
-
-    import numpy as np
-
-    first, worst, broken = None, 0.0, 0
-    for messages in gradients_of(name.split("+")):
-        if not all(np.isfinite(message).all() for message in messages):
-            broken += 1
-            continue
-        if first is None:
-            first = messages
-        sizes = [max(np.abs(a).max(), 1e-30) for a in first]
-        worst = max(worst, *(np.abs(a - b).max() / s for a, b, s in zip(messages, first, sizes, strict=True)))
+    """One set: prints a line and the worst messages; keeps the plain gradients, or compares with them."""
+    training = build(name.split("+"))
+    first, facts = repeated(training, EXECUTIONS.value)
+    messages = [np.asarray(message, np.float32) for message in first]
     kept, from_plain = "kernel_stress_plain.npz", float("nan")
-    if first is not None and name == "plain":
-        np.savez(kept, *first)
-    elif first is not None and os.path.exists(kept):
+    if name == "plain":
+        np.savez(kept, *messages)
+    elif os.path.exists(kept):
         plain = list(np.load(kept).values())
         from_plain = max(
-            np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in zip(first, plain, strict=True)
+            np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in zip(messages, plain, strict=True)
         )
-    print(f"RESULT {name}: {broken} of {EXECUTIONS.value} not finite; among executions {worst:.2e}; "
-          f"from plain {from_plain:.2e}", flush=True)  # fmt: skip
+    differ, broken = (facts[:, 0] > 0).sum(), (facts[:, 2] > 0).sum()
+    print(f"RESULT {name}: in {EXECUTIONS.value} executions {differ} of {len(facts)} messages differ, "
+          f"{broken} are not finite; from plain {from_plain:.2e}", flush=True)  # fmt: skip
+    names = message_names(training.step)
+    for index in [i for i in np.argsort(-facts[:, 3]) if facts[i, 0]][:WORST_SHOWN]:
+        executions, elements, broken, apart = facts[index]
+        print(f"RESULT   {names[index]}: in {executions:.0f} executions, {elements / executions:.0f} of its "
+              f"elements, by {apart:.2e} at most; not finite {broken:.0f}", flush=True)  # fmt: skip
+
+
+def train(name: str) -> None:
+    """Real steps of one set: a line for each whose gradients are not finite, and one at the end."""
+    import tensorflow as tf
+
+    training = build(name.split("+"))
+    step, names, skipped = training.step, message_names(training.step), 0
+
+    @tf.function(autograph=False)
+    def once() -> tuple[Any, list[Any]]:
+        def replica(batch: Any) -> tuple[Any, list[Any]]:
+            scale = tf.identity(step.loss_scale)
+            loss, messages = gradients(step, batch)
+            broken = [broken_in(message) for message in messages]
+            step._program("update", step.update)(messages, scale)
+            return loss, broken
+
+        return training.strategy.run(replica, args=(training.source.next(),))
+
+    for number in range(1, EXECUTIONS.value + 1):
+        loss, counts = training.strategy.experimental_local_results(once())[0]
+        broken = {message: int(count) for message, count in zip(names, counts, strict=True) if int(count)}
+        if broken:
+            skipped += 1
+            shown = ", ".join(f"{message} {count}" for message, count in list(broken.items())[:WORST_SHOWN])
+            print(f"RESULT {name}: step {number}, loss {float(loss):.4f}: not finite in {len(broken)} "
+                  f"messages: {shown}", flush=True)  # fmt: skip
+    print(
+        f"RESULT {name}: {skipped} of {EXECUTIONS.value} steps not finite, last loss {float(loss):.6f}",
+        flush=True,
+    )
 
 
 def main(argv: list[str]) -> None:
     """Run every set in its own process."""
     if CHILD.value:
-        (alone if ALONE.value else child)(CHILD.value)
+        (alone if ALONE.value else train if TRAIN.value else child)(CHILD.value)
         return
     for name in SETS.value:
         run = subprocess.run(

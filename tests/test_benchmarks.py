@@ -2,6 +2,8 @@
 
 import csv
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 
@@ -116,3 +118,26 @@ class TestMergeTuning:
         with pytest.raises(SystemExit, match=r"new\.txt: it begins with"):
             script("merge_tuning").main(str(into), str(new))
         assert not into.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ([], r"RESULT plain: in 3 executions 0 of 1 messages differ, 1 are not finite"),
+        (["--train"], r"RESULT plain: step 1, .*: not finite in 1 messages: the small ones \d+"),
+    ],
+)
+def test_kernel_stress_names_the_messages_that_are_not_finite(flag, said, tmp_path):
+    """With a loss scale that is too large; the model is so small that its gradients are one message."""
+    run = subprocess.run(
+        [
+            sys.executable, f"{ROOT}/benchmarks/kernel_stress.py", "--model=bert_tiny", "--gpus=0",
+            "--per_replica_batch_size=2", "--seq_length=128", "--precision=mixed_float16",
+            "--initial_loss_scale=1e6", "--executions=3", "--sets=plain", *flag,
+        ],
+        capture_output=True, text=True, timeout=DEADLINE_S, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}"},
+    )  # fmt: skip
+    assert run.returncode == 0
+    assert re.search(said, run.stdout), run.stdout + run.stderr
