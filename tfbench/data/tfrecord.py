@@ -82,7 +82,7 @@ def _estimate_records(paths: list[str]) -> int:
 def record_sizes(path: str | bytes) -> Iterator[int]:
     """Bytes of each record of a file, its framing included."""
     size, end = os.path.getsize(path), 0
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:  # a buffer would be filled for 8 bytes of it
         while end < size and len(header := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
             record_bytes = _LENGTH_BYTES + _CRC_BYTES + int.from_bytes(header, "little") + _CRC_BYTES
             end += record_bytes
