@@ -41,14 +41,15 @@ def test_a_source_said_once_is_on_every_row():
 @pytest.mark.parametrize(
     ("workloads", "gpu", "precision", "num_gpus", "seq_length", "batch", "per_gpu", "differences"),
     [
-        # H200: the TensorFlow results are on older cards; the same card and batch comes first.
+        # H200: the TensorFlow results are on older cards; of those on the same card the fastest comes first,
+        # also where a slower one's batch is nearer.
         (
             RESNET, "NVIDIA H200", "mixed_float16", 1, None, 256, 4868.3,
             ["PyTorch channels_last, not TensorFlow", "workload resnet50_train"],
         ),
         (
-            RESNET, "NVIDIA H200", "mixed_float16", 1, None, 2048, 3079.5,
-            ["PyTorch 24.03 NCHW, not TensorFlow", "batch 2560 per GPU", "workload resnet50_train"],
+            RESNET, "NVIDIA H200", "mixed_float16", 1, None, 2048, 4868.3,
+            ["PyTorch channels_last, not TensorFlow", "batch 256 per GPU", "workload resnet50_train"],
         ),
         (
             RESNET, "NVIDIA H200", "tf32", 1, None, None, 2259,

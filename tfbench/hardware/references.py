@@ -108,7 +108,8 @@ def nearest(
     """The published result that comes nearest to a run, and in words what is different about it.
 
     In this order: the same card (or the one with the nearest peak), the same number of GPUs, the same
-    precision, the workload named first, TensorFlow, the nearest batch, the higher rate.
+    precision, the workload named first, TensorFlow, the higher rate, the nearest batch: to stand beside a
+    slow result because its batch is nearer would flatter the run.
 
     Args:
         workloads: Names of references.csv that are the run's model, the nearest first.
@@ -134,8 +135,8 @@ def nearest(
             _precision_distance(reference, precision),
             workloads.index(reference.workload),
             not _is_tensorflow(reference),
-            _batch_distance(reference, per_replica_batch_size),
             -reference.per_gpu,
+            _batch_distance(reference, per_replica_batch_size),
         )
 
     best = min(candidates, key=distance)
