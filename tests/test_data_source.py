@@ -8,7 +8,8 @@ import tensorflow as tf
 from data_helpers import IMAGE_MODEL, TEXT_MODEL, config_of, make
 from step_helpers import strategy_of
 
-from tfbench.data import open_input, synthetic_batch, transit
+from tfbench.data import open_input, synthetic_batch
+from tfbench.models import transit
 from tfbench.models.spec import ModelSpec
 
 

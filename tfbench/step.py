@@ -14,8 +14,8 @@ import tensorflow as tf
 from tensorflow.python.framework import ops  # public API has no other way to TensorFlow's numbers
 
 from tfbench.config import BenchmarkConfig
-from tfbench.data.transit import arrived
 from tfbench.models.spec import Batch, ModelSpec
+from tfbench.models.transit import arrived
 from tfbench.optimizers import OPTIMIZERS, Hyperparameters, learning_rate_at
 from tfbench.precision import PRECISIONS
 

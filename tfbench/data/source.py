@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from tfbench.config import BenchmarkConfig
 from tfbench.data import dali, service
 from tfbench.data.spec import InputLog, Shard
-from tfbench.data.transit import departing
 from tfbench.models.spec import Batch, ModelSpec
+from tfbench.models.transit import departing
 
 if TYPE_CHECKING:
     import tensorflow as tf
