@@ -30,11 +30,6 @@ class Repeats:
         return self.rows[0]
 
     @property
-    def last_start(self) -> str:
-        """Of the newest run, ISO 8601; "" where it is not known."""
-        return self.rows[-1].started_at or ""
-
-    @property
     def counted(self) -> str:
         """Of several runs how many, to go behind a name."""
         return f", {len(self.rows)} runs" if len(self.rows) > 1 else ""
@@ -89,6 +84,11 @@ def repeats(rows: Iterable[RunRecord]) -> list[Repeats]:
     ordered = sorted(rows, key=lambda row: row.started_at or "")
     groups = grouped(ordered, lambda row: (*_apart(row), *setup(row)))
     return [Repeats(group) for group in groups.values()]
+
+
+def newest_repeats(groups: Iterable[Repeats]) -> Repeats:
+    """The configuration that was run last."""
+    return max(groups, key=lambda each: each.rows[-1].started_at or "")
 
 
 def _apart(row: RunRecord) -> tuple[object, ...]:

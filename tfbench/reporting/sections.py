@@ -36,7 +36,7 @@ from tfbench.reporting.naming import (
     workload,
     workload_and_precision,
 )
-from tfbench.reporting.repeats import Repeats, labelled, repeats
+from tfbench.reporting.repeats import Repeats, labelled, newest_repeats, repeats
 
 MOST_BARS = 12
 _OF_REPEATS = (
@@ -53,12 +53,6 @@ PARTS = (
 
 Triple = tuple[float, float, float]  # value, ends of its 95 % interval
 Pair = tuple[RunRecord, RunRecord]  # a row and the one-GPU row that it is compared with
-
-
-def rate(row: RunRecord) -> float:
-    """What is ranked: samples/s of one GPU; of all replicas together on the CPU."""
-    assert row.samples_per_sec is not None  # the report keeps rows without a rate out of the rankings
-    return row.samples_per_sec / (row.num_gpus or 1)
 
 
 def rate_with_interval(row: RunRecord) -> Triple | None:
@@ -339,7 +333,7 @@ def _curve_names(members: Sequence[Sequence[RunRecord]], machines: MachineNames)
 def _newest_by_batch(group: Sequence[RunRecord]) -> list[Repeats]:
     """At each batch the runs of the configuration that was run last."""
     by_batch = grouped(repeats(group), lambda each: each.first.per_replica_batch_size or 0)
-    return [max(by_batch[size], key=lambda each: each.last_start) for size in sorted(by_batch)]
+    return [newest_repeats(by_batch[size]) for size in sorted(by_batch)]
 
 
 def _batch_points(group: Sequence[RunRecord]) -> list[Point]:
