@@ -141,6 +141,30 @@ def test_every_colour_of_a_picture_is_in_the_style_sheet(h200):
     assert not [name for name in used if not re.search(rf"\.{name}\b", style)]
 
 
+def test_pointing_at_repeats_gives_their_starts():
+    runs = [row(started_at=f"2026-01-0{day}T10:00:00.000+00:00") for day in (1, 2)]
+    shown = page_of(*runs, row(per_replica_batch_size=64))
+    titles = {e.text: e.attributes.get("title") for e in shown.all("th", "ranking")}
+    assert titles["1 × H200, batch 256, 2 runs"] == "started 2026-01-01 10:00:00, 2026-01-02 10:00:00"
+    assert titles["1 × H200, batch 64"] is None
+
+
+def test_terminal_markdown_and_page_have_the_same_repeats(tmp_path, capsys):
+    """Of the committed rows nine are one configuration at batch 1024, whose median README.md states."""
+    first = [each for each in records.read(COMMITTED) if each.started_at < "2026-11-30T09"]
+    now = (dataclasses.replace(each, schema_version=records.SCHEMA_VERSION) for each in first)
+    folder = write(tmp_path / "runs.csv", now)
+    assert run(folder, markdown=tmp_path / "r.md", html=tmp_path / "r.html") == 0
+    shown = Page((tmp_path / "r.html").read_text())
+    line = next(e.text for e in shown.all("tr", "ranking") if "batch 1024" in e.text)
+    flagged = [e for e in shown.all("tr", "flagged") if "batch 1024" in e.text]
+    for text in (capsys.readouterr().out, (tmp_path / "r.md").read_text().replace("\\", ""), line):
+        assert "1 × H200, batch 1024, 9 runs" in text
+        assert "throttled (9), clocks_below_90_percent (9)" in text
+    assert "8402.87874440352" in [e.attributes["value"] for e in shown.all("data", "ranking")]
+    assert len(flagged) == 2 * 9
+
+
 # What is shown as it is.
 
 

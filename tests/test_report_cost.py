@@ -138,10 +138,24 @@ def test_a_rate_without_an_interval_has_a_cost_without_one(tmp_path):
     assert lines[0]["95 %"] == ("", None)
 
 
-def test_only_the_newest_of_repeats_is_priced(tmp_path):
-    rows = [row(started_at="2026-01-02", samples_per_sec=500.0), row()]
+def test_only_the_newest_configuration_of_a_setup_is_priced(tmp_path):
+    rows = [row(started_at="2026-01-02", samples_per_sec=500.0, run_key="newer"), row()]
     (lines,) = tables(section_of(rows, plan(tmp_path))).values()
     assert [line["USD per million samples"][1] for line in lines] == pytest.approx([2.0])
+
+
+def test_repeats_are_priced_by_their_median_and_the_interval_over_runs(tmp_path):
+    rows = [
+        row(started_at="2026-01-02", samples_per_sec=500.0, gates="throttled"),
+        row(samples_per_sec=300.0),
+    ]
+    found = section_of(rows, plan(tmp_path))
+    (lines,) = tables(found).values()
+    # 3.60 an hour is 0.001 a second: 1e6 × 0.001 ÷ 400, and ÷ 510 and ÷ 290 at the ends of both intervals.
+    bar = found.charts[0].bars[0]
+    assert (bar.length, bar.low, bar.high) == pytest.approx((2.5, 1000 / 510, 1000 / 290))
+    assert (lines[0]["run"][0], lines[0]["samples/s"][1]) == ("1 × H200, batch 256, 2 runs", 400.0)
+    assert lines[0]["flags"][0] == "throttled (1)"
 
 
 def test_gpu_hours_buy_samples(tmp_path):

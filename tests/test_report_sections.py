@@ -175,7 +175,7 @@ def test_batch_curve_joins_the_newest_of_rows_alike():
     rows = [
         row(per_replica_batch_size=64, samples_per_sec=500.0),
         row(started_at="2026-01-01T11:00:00", samples_per_sec=990.0),
-        row(samples_per_sec=970.0),
+        row(samples_per_sec=970.0, run_key="other"),
         row(per_replica_batch_size=128, samples_per_sec=700.0, driver="590.2"),
     ]
     (chart,) = sections.batches(rows, names(*rows)).charts
@@ -209,9 +209,113 @@ def test_parts_that_a_run_has_not_are_empty():
 
 
 def test_energy_is_ranked_from_the_least():
-    rows = [row(energy_j_per_sample=0.2), row(energy_j_per_sample=0.1), row()]
+    rows = [row(energy_j_per_sample=0.2), row(energy_j_per_sample=0.1, run_key="other"), row()]
     (chart,) = sections.energy(rows, names(*rows)).charts
     assert [bar.length for bar in chart.bars] == [0.1, 0.2]
+
+
+# Repeats.
+
+
+def repeated(*rates, **fields):
+    """Runs of one configuration, an hour apart."""
+    return [
+        row(started_at=f"2026-01-01T1{hour}:00:00.000+00:00", samples_per_sec=rate, **fields)
+        for hour, rate in enumerate(rates)
+    ]
+
+
+def test_three_runs_are_one_line_with_their_median_and_students_interval():
+    runs = repeated(998.0, 1000.0, 1020.0, num_gpus=2)
+    for run, step_ms, gates in zip(runs, (50.2, 50.1, 49.1), ("a|b", None, "b"), strict=True):
+        run.step_time_ms_mean, run.gates = step_ms, gates
+    found = sections.ranking(list(reversed(runs)), names(*runs))
+    (bar,) = found.charts[0].bars
+    (line,) = cells(found)[:1]
+    assert bar.label == line["run"][0] == "2 × H200, batch 256, 3 runs"
+    assert bar.length == line["samples/s per GPU"][1] == 500.0
+    # Mean 1006, deviations -8, -6, 14: standard error √(296 / 2 / 3), Student's quantile 4.3027 for 2 degrees
+    # of freedom; two GPUs.
+    half = 4.3027 * math.sqrt(296 / 6)
+    assert (bar.low, bar.high) == pytest.approx(((1006 - half) / 2, (1006 + half) / 2), abs=1e-3)
+    assert line["95 %"][0] == interval(bar.low, bar.high).text == "487.9 to 518.1"
+    assert (line["samples/s"][1], line["step, ms"][1]) == (1000.0, 50.1)
+    assert line["flags"][0] == "b (2), a (1)"
+
+
+def test_two_runs_have_what_spans_their_own_intervals():
+    runs = repeated(980.0, 1000.0)
+    (bar,) = sections.ranking(runs, names(*runs)).charts[0].bars
+    assert (bar.label, bar.length) == ("1 × H200, batch 256, 2 runs", 990.0)
+    assert (bar.low, bar.high) == (970.0, 1010.0)
+    runs[0].samples_per_sec_high = None
+    (bar,) = sections.ranking(runs, names(*runs)).charts[0].bars
+    assert (bar.length, bar.low, bar.high) == (990.0, None, None)
+
+
+def test_one_run_stays_as_it_is():
+    (line,) = cells(sections.ranking([row(gates="a|b", samples_per_sec_high=None)], names(row())))[:1]
+    assert [line[name][0] for name in ("run", "95 %", "flags")] == [
+        "1 × H200, batch 256",
+        "990.0 to ?",
+        "a, b",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"run_key": "other"}, {"run_key": None}, {"host": "right"}, {"driver": "590.2"}, {"tag": "cooler"},
+        {"power_limit_w": 500.0}, {"parallel_runs": 2}, {"xla": False},
+    ],
+)  # fmt: skip
+def test_runs_of_another_configuration_or_machine_are_another_line(other):
+    rows = [row(), row(), row(**other)]
+    (chart,) = sections.ranking(rows, names(*rows)).charts
+    assert sorted("2 runs" in bar.label for bar in chart.bars) == [False, True]
+
+
+def test_rows_without_a_run_key_are_no_repeats():
+    rows = repeated(980.0, 1000.0, run_key=None)
+    assert len(sections.ranking(rows, names(*rows)).charts[0].bars) == 2
+
+
+def test_repeats_with_equal_names_are_told_apart_by_their_first_start():
+    rows = [*repeated(1000.0, 1010.0), *repeated(1100.0, 1110.0, 1120.0, run_key="b"), row(run_key="c")]
+    assert [line["run"][0] for line in cells(sections.ranking(rows, names(*rows)))[:3]] == [
+        "1 × H200, batch 256, 3 runs from 2026-01-01 10:00:00",
+        "1 × H200, batch 256, 2 runs from 2026-01-01 10:00:00",
+        "1 × H200, batch 256, 2026-01-01 10:00:00",
+    ]
+
+
+def test_batch_curve_goes_through_the_median_of_repeats():
+    rows = [row(per_replica_batch_size=64, samples_per_sec=500.0), *repeated(970.0, 1000.0, 990.0)]
+    found = sections.batches(rows, names(*rows))
+    (line,) = found.charts[0].lines
+    assert [(p.x, p.y) for p in line.points] == [(64, 500.0), (256, 990.0)]
+    assert line.points[1].hover == "1 × H200, batch 256, 3 runs: 990.0 samples/s per GPU"
+    assert [(each["runs"][1], each["samples/s per GPU"][1]) for each in cells(found)] == [
+        (1, 500.0),
+        (3, 990.0),
+    ]
+
+
+def test_energy_of_repeats_is_their_median():
+    rows = repeated(1000.0, 1000.0, 1000.0, energy_source="counter")
+    for each, joules in zip(rows, (0.3, 0.1, 0.2), strict=True):
+        each.energy_j_per_sample = joules
+    rows[2].energy_source = "power"
+    (line,) = cells(sections.energy([*rows, row()], names(*rows)))
+    assert (line["run"][0], line["J per sample"][1]) == ("1 × H200, batch 256, 3 runs", 0.2)
+    assert line["measured by"][0] == "counter or power"
+
+
+def test_a_flagged_row_among_repeats_is_found_by_its_start():
+    rows = repeated(980.0, 990.0, 1000.0)
+    rows[1].gates = "throttled"
+    (line,) = cells(machines.flagged(rows, names(*rows)))
+    assert line["run"][0].endswith("1 × H200, batch 256, 2026-01-01 11:00:00")
 
 
 def test_every_gate_of_a_row_is_explained():

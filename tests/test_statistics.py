@@ -93,6 +93,23 @@ def test_confidence_is_a_share(confidence):
         statistics.rate_interval(make_windows([1, 2], [1, 1]), confidence)
 
 
+@pytest.mark.parametrize(
+    ("rates", "ends", "expected"),
+    [
+        # Mean 100, standard error 1 / √3, Student's quantile for 2 degrees of freedom 4.3027.
+        ([99.0, 100.0, 101.0], [(None, None)] * 3, (100 - 4.3027 / 3**0.5, 100 + 4.3027 / 3**0.5)),
+        ([99.0, 101.0], [(98.0, 100.0), (99.5, 102.5)], (98.0, 102.5)),
+        ([99.0], [(98.0, 100.0)], (98.0, 100.0)),
+        ([99.0, 101.0], [(98.0, 100.0), (99.5, None)], None),
+        ([1.0, 1.0, 1000.0], [(None, None)] * 3, None),  # Student's reaches below 0
+        ([], [], None),
+    ],
+)
+def test_interval_over_runs(rates, ends, expected):
+    found = statistics.interval_over_runs(rates, ends)
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-3))
+
+
 def test_step_times_weigh_windows_by_their_steps():
     # 89 steps of 10 ms, 10 of 20 ms, 1 of 500 ms: the 90th and 99th of 100 steps are 20 ms.
     windows = make_windows([0.89, 0.2, 0.5], [1, 1, 1], steps=[89, 10, 1])

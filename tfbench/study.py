@@ -234,7 +234,7 @@ def only(names: Iterable[str]) -> list[str]:
 
 
 def rate_of(rows: Sequence[RunRecord]) -> Estimate | None:
-    """Samples/s of the good rows of one point; see `rate_of_runs` for the interval."""
+    """Samples/s of the good rows of one point; see `statistics.interval_over_runs` for the interval."""
     good = [row for row in rows if row.status == "ok" and row.samples_per_sec]
     if not good:
         return None

@@ -10,6 +10,8 @@ from scipy.special import stdtrit
 
 from tfbench.measure.timing import Window
 
+_LEAST_RUNS = 3  # from which on the interval over runs is Student's
+
 
 class Timed(Protocol):
     """Anything that carries a reading of the windows' monotonic clock."""
@@ -62,6 +64,29 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     half_width = student_quantile(len(values) - 1, confidence) * error
     return mean - half_width, mean + half_width
+
+
+def interval_over_runs(
+    rates: Sequence[float], ends: Sequence[tuple[float | None, float | None]]
+) -> tuple[float, float] | None:
+    """95 % interval of the mean rate of runs of one configuration; None where there is no positive one.
+
+    From three runs on Student's of the runs, which holds what differs between them; of fewer runs from the
+    lowest to the highest end of their own intervals.
+
+    Args:
+        rates: of the runs, samples/s.
+        ends: (low, high) of each run's own interval; None: not known.
+    """
+    if len(rates) >= _LEAST_RUNS:
+        low, high = mean_interval(rates)
+    else:
+        lows = [low for low, _ in ends if low is not None]
+        highs = [high for _, high in ends if high is not None]
+        if not ends or len(lows) < len(ends) or len(highs) < len(ends):
+            return None
+        low, high = min(lows), max(highs)
+    return (low, high) if low > 0 else None
 
 
 def ratio_interval(

@@ -20,13 +20,15 @@ from tfbench.reporting.document import (
     percent,
     words,
 )
-from tfbench.reporting.naming import MachineNames, grouped, labels, newest, setup, workload
+from tfbench.reporting.naming import MachineNames, grouped, setup, workload
 from tfbench.reporting.prices import CostError, Price, Prices
-from tfbench.reporting.sections import MOST_BARS, rate, rate_with_interval
+from tfbench.reporting.repeats import Repeats, labelled, newest_repeats, repeats
+from tfbench.reporting.sections import MOST_BARS
 
 _INTRO = (
-    "Prices are those of the file that --prices names, for one GPU and hour. The 95 % intervals are those of "
-    "the measured rates, which are taken to hold all the time; energy, storage and evaluation are not in it."
+    "Prices are those of the file that --prices names, for one GPU and hour. Rates and their 95 % intervals "
+    "are those of the ranking and are taken to hold all the time; energy, storage and evaluation are not in "
+    "it."
 )
 _INTRO_OF_FAILURES = (
     " Failures come at random at the given rate per GPU and cost the work since the last checkpoint; "
@@ -86,16 +88,16 @@ class Estimate(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A row with the price of its card."""
+    """A run, or the repeats of one configuration, with the price of its card."""
 
     label: str
-    row: RunRecord
+    runs: Repeats
     price: Price
 
     @property
     def gpus(self) -> int:
         """Of all workers; a row with a price has some."""
-        return self.row.num_gpus or 1
+        return self.runs.first.num_gpus or 1
 
     @property
     def price_per_hour(self) -> float:
@@ -104,11 +106,11 @@ class Option(NamedTuple):
 
     def hours(self, samples: float) -> Estimate:
         """Time for so many samples at the measured rate."""
-        found = rate_with_interval(self.row)
-        if found is None:
-            return Estimate(samples / (3600 * rate(self.row) * self.gpus))
-        value, low, high = (samples / (3600 * each) for each in found)
-        return Estimate(value, high, low)
+        value, low, high = self.runs.rate, *self.runs.rate_interval
+        share = samples / (3600 * self.gpus)
+        if low is None or high is None or low <= 0:
+            return Estimate(share / value)
+        return Estimate(share / value, share / high, share / low)
 
     def cost_per_million(self) -> Estimate:
         """Of samples."""
@@ -145,7 +147,7 @@ def train(option: Option, plan: Plan) -> Training:
 
 
 def section(rows: Sequence[RunRecord], plan: Plan | None, machines: MachineNames) -> Section:
-    """Costs of the newest row of each setup, the cheapest first.
+    """Costs of the newest configuration of each setup, by the median of its repeats, the cheapest first.
 
     Args:
         rows: that ended well.
@@ -158,16 +160,19 @@ def section(rows: Sequence[RunRecord], plan: Plan | None, machines: MachineNames
             "tfbench/hardware/prices_example.csv with what your GPUs cost"
         )
         return Section("cost", "Cost", missing=missing)
-    latest = [newest(group) for group in grouped(rows, setup).values()]
-    by_price = grouped(latest, lambda row: bool(row.num_gpus and plan.prices.of(row.gpu_name)))
-    priced, without = by_price.get(True, []), _without_price(by_price.get(False, []), plan.prices)
+    latest = [
+        newest_repeats(group) for group in grouped(repeats(rows), lambda each: setup(each.first)).values()
+    ]
+    by_price = grouped(latest, lambda each: bool(each.first.num_gpus and plan.prices.of(each.first.gpu_name)))
+    unpriced = [each.first for each in by_price.get(False, [])]
+    priced, without = by_price.get(True, []), _without_price(unpriced, plan.prices)
     if not priced:
         cards = ", ".join(line[0].text for table in without for line in table.rows) or "no run ended well"
         return Section(
             "cost", "Cost", missing=f"No price of {plan.prices.file} is of a measured card: {cards}."
         )
     charts, tables = [], []
-    for title, group in grouped(priced, workload).items():
+    for title, group in grouped(priced, lambda each: workload(each.first)).items():
         options = _options(group, plan.prices, machines)
         charts.append(_chart(title, options, plan.prices.currency))
         tables += [
@@ -179,10 +184,10 @@ def section(rows: Sequence[RunRecord], plan: Plan | None, machines: MachineNames
     return Section("cost", "Cost", intro, charts, [*tables, *without])
 
 
-def _options(rows: Sequence[RunRecord], prices: Prices, machines: MachineNames) -> list[Option]:
-    """Rows of one workload with their prices, the cheapest sample first."""
-    named = zip(labels(rows, machines), rows, strict=True)
-    found = [Option(label, row, price) for label, row in named if (price := prices.of(row.gpu_name))]
+def _options(groups: Sequence[Repeats], prices: Prices, machines: MachineNames) -> list[Option]:
+    """Configurations of one workload with their prices, the cheapest sample first."""
+    named = labelled(groups, machines)
+    found = [Option(label, each, price) for label, each in named if (price := prices.of(each.first.gpu_name))]
     return sorted(found, key=lambda option: option.cost_per_million().value)
 
 
@@ -203,11 +208,11 @@ def _per_million(title: str, options: Sequence[Option]) -> Table:
         [
             words(option.label),
             *option.cost_per_million().cells(),
-            number(option.row.samples_per_sec),
+            number(option.runs.median("samples_per_sec")),
             number(option.price.per_hour),
             words(option.price.date),
             words(option.price.source),
-            words((option.row.gates or "").replace("|", ", "), "warn" if option.row.gates else ""),
+            option.runs.gates(),
         ]
         for option in options
     ]

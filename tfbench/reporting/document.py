@@ -16,11 +16,13 @@ class Cell:
         text: what is shown.
         value: the number behind the text with all its digits; None for words.
         mark: what the reader's eye should be drawn to; the text says the same in words.
+        hover: what more the page says of a row's name when it is pointed at.
     """
 
     text: str
     value: float | None = None
     mark: Mark = ""
+    hover: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

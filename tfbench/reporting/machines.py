@@ -36,7 +36,10 @@ _TITLES = {
 
 def flagged(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
     """Rows whose numbers are doubtful, and why."""
-    doubtful = [row for row in rows if row.gates]
+    # Named among all rows: the others may be repeats of them, which the start tells apart.
+    doubtful = [
+        (row, label) for row, label in zip(rows, full_labels(rows, machines), strict=True) if row.gates
+    ]
     table_rows = [
         [
             words(label),
@@ -44,14 +47,15 @@ def flagged(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
             words(gates.EXPLANATIONS.get(gate, "A gate that this version of tfbench does not know.")),
             words((row.throttle_reasons or "").replace("|", ", ") if gate == "throttled" else ""),
         ]
-        for row, label in zip(doubtful, full_labels(doubtful, machines), strict=True)
+        for row, label in doubtful
         for gate in (row.gates or "").split("|")
     ]
     columns = ("run", "gate", "what it means", "evidence")
     return Section(
         "flagged",
         "Flagged rows",
-        "Plausibility gates mark a row and never drop it: it is in the rankings above.",
+        "Plausibility gates mark a row and never drop it: it is in the rankings above, alone or among "
+        "its repeats.",
         tables=[Table("Gates that rows tripped", columns, table_rows)] if table_rows else [],
         missing="" if table_rows else "No row trips a gate.",
     )

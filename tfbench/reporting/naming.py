@@ -93,12 +93,20 @@ def batch(row: RunRecord) -> str:
     return f"batch {row.per_replica_batch_size}{times}"
 
 
-def labels(rows: Sequence[RunRecord], machines: MachineNames) -> list[str]:
+def started(row: RunRecord) -> str:
+    """Start of a run to the second, such as "2026-01-31 09:05:00"; "" where it is not known."""
+    return (row.started_at or "")[:19].replace("T", " ")
+
+
+def labels(
+    rows: Sequence[RunRecord], machines: MachineNames, counts: Sequence[int] | None = None
+) -> list[str]:
     """A name for each row that tells it from the others: as little as that takes.
 
     Args:
         rows: of one kind of workload.
         machines: of the whole report; where it has several, each name says which.
+        counts: of runs that each row stands for, the first of them; None: of itself only.
     """
     telling: list[list[str]] = [
         [row.model or "" for row in rows],
@@ -120,9 +128,16 @@ def labels(rows: Sequence[RunRecord], machines: MachineNames) -> list[str]:
         for index, row in enumerate(rows)
     ]
     return [
-        f"{label}, {(row.started_at or '')[:19].replace('T', ' ')}" if found.count(label) > 1 else label
-        for label, row in zip(found, rows, strict=True)
+        _with_runs(label, runs, started(row) if found.count(label) > 1 else "")
+        for label, row, runs in zip(found, rows, counts or [1] * len(rows), strict=True)
     ]
+
+
+def _with_runs(label: str, runs: int, start: str) -> str:
+    """A label with how many runs it stands for, and since when where others have the same label."""
+    if runs == 1:
+        return f"{label}, {start}" if start else label
+    return f"{label}, {runs} runs from {start}" if start else f"{label}, {runs} runs"
 
 
 def full_labels(rows: Sequence[RunRecord], machines: MachineNames) -> list[str]:

@@ -74,7 +74,9 @@ def _heading(column: str, is_numeric: bool) -> str:
 
 def _row(columns: Sequence[str], cells: Sequence[Cell]) -> str:
     first, *rest = zip(columns, cells, strict=True)
-    heading = f'<th scope="row" role="rowheader">{escape(first[1].text)}</th>'
+    name = first[1]
+    title = f' title="{escape(name.hover)}"' if name.hover else ""
+    heading = f'<th scope="row" role="rowheader"{title}>{escape(name.text)}</th>'
     return f'<tr role="row">{heading}{"".join(_cell(column, cell) for column, cell in rest)}</tr>'
 
 

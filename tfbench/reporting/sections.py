@@ -32,11 +32,16 @@ from tfbench.reporting.naming import (
     labels,
     newest,
     setup,
+    started,
     workload,
     workload_and_precision,
 )
+from tfbench.reporting.repeats import Repeats, labelled, newest_repeats, repeats
 
 MOST_BARS = 12
+_OF_REPEATS = (
+    "Runs of one configuration on one machine are one line with the median of each of their figures."
+)
 # Rows of these are what a faster precision is compared with.
 FULL_PRECISIONS = ("fp32", "tf32")
 PARTS = (
@@ -48,19 +53,6 @@ PARTS = (
 
 Triple = tuple[float, float, float]  # value, ends of its 95 % interval
 Pair = tuple[RunRecord, RunRecord]  # a row and the one-GPU row that it is compared with
-
-
-def rate(row: RunRecord) -> float:
-    """What is ranked: samples/s of one GPU; of all replicas together on the CPU."""
-    assert row.samples_per_sec is not None  # the report keeps rows without a rate out of the rankings
-    return row.samples_per_sec / (row.num_gpus or 1)
-
-
-def rate_interval(row: RunRecord) -> tuple[float | None, float | None]:
-    """Ends of the 95 % interval of `rate`."""
-    ends = (row.samples_per_sec_low, row.samples_per_sec_high)
-    low, high = (None if end is None else end / (row.num_gpus or 1) for end in ends)
-    return low, high
 
 
 def rate_with_interval(row: RunRecord) -> Triple | None:
@@ -102,16 +94,19 @@ def ranking(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
     """Who is fastest, by workload and precision."""
     charts, tables = [], []
     for title, group in grouped(rows, workload_and_precision).items():
-        ranked = sorted(group, key=rate, reverse=True)
-        named = list(zip(labels(ranked, machines), ranked, strict=True))
-        charts.append(bars(title, "samples/s per GPU", named, rate, rate_interval))
-        tables += [_ranking_table(title, named), *_published_table(title, named)]
+        ranked = labelled(sorted(repeats(group), key=lambda each: each.rate, reverse=True), machines)
+        charts.append(
+            bars(title, "samples/s per GPU", ranked, lambda each: each.rate, lambda each: each.rate_interval)
+        )
+        tables += [_ranking_table(title, ranked), *_published_table(title, ranked)]
     return Section(
         "ranking",
         "Ranking",
         "Samples per second of one GPU (on the CPU: of all replicas), the fastest first, with the 95 % "
         "interval from the windows of the run and, where it is known, what differs between runs "
-        "(between_runs_percent). The published result is the nearest that is known, never quite the same "
+        f"(between_runs_percent). {_OF_REPEATS} Their interval is that of the mean over runs: Student's from "
+        "three runs on; of two it reaches from the lowest to the highest end of both. Behind a flag stands "
+        "how many of them have it. The published result is the nearest that is known, never quite the same "
         "run.",
         charts,
         tables,
@@ -119,41 +114,41 @@ def ranking(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
     )
 
 
-def _ranking_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> Table:
+def _ranking_table(title: str, ranked: Sequence[tuple[str, Repeats]]) -> Table:
     columns = ("run", "samples/s per GPU", "95 %", "samples/s", "step, ms", "MFU", "of the nearest published",
                "peak memory, GiB", "flags")  # fmt: skip
     rows = [
         [
-            words(label),
-            number(rate(row)),
-            interval(*rate_interval(row)),
-            number(row.samples_per_sec),
-            number(row.step_time_ms_mean),
-            percent(row.mfu),
-            _published_share(row),
-            number(row.peak_memory_gib, 3),
-            words((row.gates or "").replace("|", ", "), "warn" if row.gates else ""),
+            each.name_cell(label),
+            number(each.rate),
+            interval(*each.rate_interval),
+            number(each.median("samples_per_sec")),
+            number(each.median("step_time_ms_mean")),
+            percent(each.median("mfu")),
+            _published_share(each),
+            number(each.median("peak_memory_gib"), 3),
+            each.gates(),
         ]
-        for label, row in named
+        for label, each in ranked
     ]
     return Table(title, columns, rows)
 
 
-def _published_share(row: RunRecord) -> Cell:
+def _published_share(each: Repeats) -> Cell:
     """Always with the card's name: the nearest result may be another card's."""
-    found = published(row)
+    found = published(each.first)
     if found is None:
         return Cell("")
-    share = rate(row) / found[0].per_gpu
+    share = each.rate / found[0].per_gpu
     return Cell(f"{100 * share:.0f} % of {found[0].gpu}", share)
 
 
-def _published_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> list[Table]:
+def _published_table(title: str, ranked: Sequence[tuple[str, Repeats]]) -> list[Table]:
     """Which results the shares are of; no table where nothing was published."""
     columns = ("run", "published, per GPU", "unit", "card", "GPUs", "framework", "different there", "source")
     rows = [
         [
-            words(label),
+            each.name_cell(label),
             number(reference.per_gpu),
             words(reference.metric),
             words(reference.gpu),
@@ -162,8 +157,8 @@ def _published_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> list
             words("; ".join(differences)),
             words(reference.source),
         ]
-        for label, row in named
-        if (found := published(row)) is not None
+        for label, each in ranked
+        if (found := published(each.first)) is not None
         for reference, differences in [found]
     ]
     return [Table(f"Published beside {title}", columns, rows)] if rows else []
@@ -172,17 +167,17 @@ def _published_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> list
 def bars(
     title: str,
     unit: str,
-    named: Sequence[tuple[str, RunRecord]],
-    value: Callable[[RunRecord], float],
-    ends: Callable[[RunRecord], tuple[float | None, float | None]] = lambda row: (None, None),
+    ranked: Sequence[tuple[str, Repeats]],
+    value: Callable[[Repeats], float],
+    ends: Callable[[Repeats], tuple[float | None, float | None]] = lambda each: (None, None),
 ) -> BarChart:
-    """One bar a row, no more than fit on a screen."""
-    shown = named[:MOST_BARS]
-    left_out = f" (the first {len(shown)} of {len(named)})" if len(shown) < len(named) else ""
+    """One bar a configuration, no more than fit on a screen."""
+    shown = ranked[:MOST_BARS]
+    left_out = f" (the first {len(shown)} of {len(ranked)})" if len(shown) < len(ranked) else ""
     return BarChart(
         title + left_out,
         unit,
-        [Bar(label, [("", value(row))], figure(value(row)), *ends(row)) for label, row in shown],
+        [Bar(label, [("", value(each))], figure(value(each)), *ends(each)) for label, each in shown],
     )
 
 
@@ -278,7 +273,7 @@ def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
         rows.append(
             [
                 words(devices(row)),
-                words((row.started_at or "")[:19].replace("T", " ") if repeated else ""),
+                words(started(row) if repeated else ""),
                 count(row.per_replica_batch_size),
                 number(row.samples_per_sec),
                 interval(row.samples_per_sec_low, row.samples_per_sec_high),
@@ -315,7 +310,8 @@ def batches(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
     return Section(
         "batch",
         "Throughput against batch",
-        "Samples per second of one GPU as the batch grows. The line joins the newest run at each batch.",
+        "Samples per second of one GPU as the batch grows. The line joins the newest configuration at each "
+        f"batch. {_OF_REPEATS}",
         charts,
         tables,
         ""
@@ -334,36 +330,43 @@ def _curve_names(members: Sequence[Sequence[RunRecord]], machines: MachineNames)
     ]
 
 
-def _newest_by_batch(group: Sequence[RunRecord]) -> list[RunRecord]:
-    by_batch = grouped(group, lambda row: row.per_replica_batch_size or 0)
-    return [newest(by_batch[size]) for size in sorted(by_batch)]
+def _newest_by_batch(group: Sequence[RunRecord]) -> list[Repeats]:
+    """At each batch the runs of the configuration that was run last."""
+    by_batch = grouped(repeats(group), lambda each: each.first.per_replica_batch_size or 0)
+    return [newest_repeats(by_batch[size]) for size in sorted(by_batch)]
 
 
 def _batch_points(group: Sequence[RunRecord]) -> list[Point]:
     return [
         Point(
-            row.per_replica_batch_size or 0,
-            rate(row),
-            f"{devices(row)}, {batch(row)}: {figure(rate(row))} samples/s per GPU",
-            *rate_interval(row),
+            each.first.per_replica_batch_size or 0,
+            each.rate,
+            f"{devices(each.first)}, {batch(each.first)}{each.counted}: "
+            f"{figure(each.rate)} samples/s per GPU",
+            *each.rate_interval,
         )
-        for row in _newest_by_batch(group)
+        for each in _newest_by_batch(group)
     ]
 
 
 def _batch_table(title: str, names: Sequence[str], members: Sequence[Sequence[RunRecord]]) -> Table:
-    columns = ("run", "batch per replica", "samples/s per GPU", "95 %", "step, ms", "peak memory, GiB")
+    columns = ("run", "batch per replica", "runs", "samples/s per GPU", "95 %", "step, ms",
+               "peak memory, GiB")  # fmt: skip
+    found = [
+        (name, each) for name, group in zip(names, members, strict=True) for each in _newest_by_batch(group)
+    ]
+    repeated = any(len(each.rows) > 1 for _, each in found)
     rows = [
         [
-            words(name),
-            count(row.per_replica_batch_size),
-            number(rate(row)),
-            interval(*rate_interval(row)),
-            number(row.step_time_ms_mean),
-            number(row.peak_memory_gib, 3),
+            each.name_cell(name),
+            count(each.first.per_replica_batch_size),
+            count(len(each.rows) if repeated else None),
+            number(each.rate),
+            interval(*each.rate_interval),
+            number(each.median("step_time_ms_mean")),
+            number(each.median("peak_memory_gib"), 3),
         ]
-        for name, group in zip(names, members, strict=True)
-        for row in _newest_by_batch(group)
+        for name, each in found
     ]
     return Table(title, columns, rows)
 
@@ -443,14 +446,13 @@ def energy(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
     charts, tables = [], []
     measured = [row for row in rows if row.energy_j_per_sample is not None]
     for title, group in grouped(measured, workload_and_precision).items():
-        ranked = sorted(group, key=_joules)
-        named = list(zip(labels(ranked, machines), ranked, strict=True))
-        charts.append(bars(title, "J per sample, less is better", named, _joules))
-        tables.append(_energy_table(title, named))
+        ranked = labelled(sorted(repeats(group), key=_joules), machines)
+        charts.append(bars(title, "J per sample, less is better", ranked, _joules))
+        tables.append(_energy_table(title, ranked))
     return Section(
         "energy",
         "Energy per sample",
-        "Of the GPUs alone, inside the windows; the rest of the machine is not in it.",
+        f"Of the GPUs alone, inside the windows; the rest of the machine is not in it. {_OF_REPEATS}",
         charts,
         tables,
         ""
@@ -460,22 +462,23 @@ def energy(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
     )
 
 
-def _joules(row: RunRecord) -> float:
-    assert row.energy_j_per_sample is not None
-    return row.energy_j_per_sample
+def _joules(each: Repeats) -> float:
+    found = each.median("energy_j_per_sample")
+    assert found is not None  # rows without it are left out
+    return found
 
 
-def _energy_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> Table:
+def _energy_table(title: str, ranked: Sequence[tuple[str, Repeats]]) -> Table:
     columns = ("run", "J per sample", "samples per J", "W per GPU", "limit, W", "measured by")
     rows = [
         [
-            words(label),
-            number(row.energy_j_per_sample),
-            number(row.samples_per_joule),
-            number(row.power_w_mean),
-            number(row.power_limit_w),
-            words((row.energy_source or "").replace("_", " ")),
+            each.name_cell(label),
+            number(each.median("energy_j_per_sample")),
+            number(each.median("samples_per_joule")),
+            number(each.median("power_w_mean")),
+            number(each.median("power_limit_w")),
+            words(each.joined("energy_source").replace("_", " ")),
         ]
-        for label, row in named
+        for label, each in ranked
     ]
     return Table(title, columns, rows)

@@ -61,7 +61,7 @@ def _bar_chart(chart: BarChart) -> str:
         )
         parts = ", ".join(f"{name} {figure(length)}" for name, length in bar.parts if name)
         body.append(f"<g><title>{escape(f'{bar.label}: {parts or bar.shown}{ends} ({chart.unit})')}</title>")
-        for line in textwrap.wrap(bar.label.replace(" × ", "\u00a0×\u00a0"), _LABEL_CHARACTERS) or [""]:
+        for line in textwrap.wrap(_unbroken(bar.label), _LABEL_CHARACTERS) or [""]:
             y += _LINE_HEIGHT
             body.append(_text(0, y - 4, line))
         body.append(_text(WIDTH, y - 4, bar.shown, "end strong"))
@@ -79,6 +79,11 @@ def _bar_chart(chart: BarChart) -> str:
         body.append("</g>")
         y += _BAR_HEIGHT + 8
     return _svg(chart, y, body)
+
+
+def _unbroken(label: str) -> str:
+    """So that "2 × H200" and "9 runs" stay on one line."""
+    return label.replace(" × ", "\u00a0×\u00a0").replace(" runs", "\u00a0runs")
 
 
 def _whisker(low: float, high: float, y: float) -> str:

@@ -15,7 +15,6 @@ from tfbench.sweeping.matrix import ImpossiblePointsError, Matrix, Point, choice
 _HEADER = (
     "point", "samples/s", "per replica", "efficiency", "95 %", "exposed all-reduce, ms", "GPUs", "link",
 )  # fmt: skip
-_LEAST_RUNS = 3  # from which on the interval is that of the runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,20 +173,10 @@ def _interval(own: Sequence[RunRecord], single: Sequence[RunRecord], count: int)
 
 
 def rate_of_runs(rows: Sequence[RunRecord]) -> tuple[float, float, float] | None:
-    """Mean rate of runs of one configuration with a 95 % interval.
-
-    From three runs on Student's of the runs, which holds what differs between them; of fewer runs from the
-    lowest to the highest end of their own intervals. None where there is none.
-    """
+    """Mean rate of runs of one configuration with the 95 % interval over runs; None where there is none."""
     from tfbench.measure import statistics
 
     rates = [row.samples_per_sec for row in rows if row.samples_per_sec is not None]
     ends = [(row.samples_per_sec_low, row.samples_per_sec_high) for row in rows]
-    if len(rates) >= _LEAST_RUNS:
-        low, high = statistics.mean_interval(rates)
-    elif all(None not in pair for pair in ends):
-        low = min(pair[0] for pair in ends if pair[0] is not None)
-        high = max(pair[1] for pair in ends if pair[1] is not None)
-    else:
-        return None
-    return (stdlib_statistics.fmean(rates), low, high) if low > 0 else None
+    found = statistics.interval_over_runs(rates, ends)
+    return None if found is None else (stdlib_statistics.fmean(rates), *found)
