@@ -299,11 +299,15 @@ def test_skipped_steps_are_no_mismatch():
     assert ("steps skipped", "3") in [row[:2] for row in summary.table(record)]
 
 
-def test_efficiency_above_105_percent_is_flagged():
-    slow = baseline(window_s=1.3125)  # 2,048 ÷ (2,560 ÷ 1.3125) = 105.0 %, and no more
-    assert filled(TWO_GPUS, observed(), [slow]).gates == ""
-    slow = baseline(window_s=1.32)  # 105.6 %
-    assert filled(TWO_GPUS, observed(), [slow]).gates == "efficiency_above_105_percent"
+@pytest.mark.parametrize(
+    "changes", [{}, {"scaling_mode": "strong", "per_replica_batch_size": 512}], ids=["weak", "strong"]
+)
+def test_efficiency_above_105_percent_is_flagged(changes):
+    config = dataclasses.replace(TWO_GPUS, scaling_mode=changes.get("scaling_mode", "weak"))
+    slow = baseline(window_s=1.3125, **changes)  # 2,048 ÷ (2,560 ÷ 1.3125) = 105.0 %, and no more
+    assert filled(config, observed(), [slow]).gates == ""
+    slow = baseline(window_s=1.32, **changes)  # 105.6 %
+    assert filled(config, observed(), [slow]).gates == "efficiency_above_105_percent"
 
 
 def test_strong_scaling_compares_with_the_same_global_batch():

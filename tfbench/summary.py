@@ -196,6 +196,7 @@ def _facts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> ga
     windows = observed.windows
     return gates.Facts(
         weak_scaling_efficiency=record.weak_scaling_efficiency,
+        strong_scaling_efficiency=record.strong_scaling_efficiency,
         mfu=record.mfu,
         mfu_achievable=record.mfu_achievable,
         precision=record.precision,
