@@ -215,7 +215,9 @@ def test_unknown_card_has_a_rate_but_no_mfu(facts):
 
 GPU_COLUMNS = (
     "samples_per_sec_per_gpu", "tflops_per_gpu", "mfu", "mfu_achievable", "weak_scaling_efficiency",
-    "strong_scaling_efficiency", "baseline_run_id", "gpu_util_mean", "gpu_util_max", "power_w_mean",
+    "weak_scaling_efficiency_low", "weak_scaling_efficiency_high", "strong_scaling_efficiency",
+    "strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "baseline_run_id", "gpu_util_mean",
+    "gpu_util_max", "power_w_mean",
     "energy_j_per_sample", "energy_source", "sm_clock_mhz_mean", "temperature_c_max", "throttle_reasons",
     "peak_memory_gib", "gpu_name", "compute_capability", "driver",
 )  # fmt: skip
@@ -316,10 +318,42 @@ def test_strong_scaling_compares_with_the_same_global_batch():
         same := baseline(scaling_mode="strong", per_replica_batch_size=512),
     ])  # fmt: skip
     assert record.strong_scaling_efficiency == pytest.approx(0.8)  # 4,096 ÷ 2,560 times as fast on 2
-    assert (record.weak_scaling_efficiency, record.baseline_run_id) == (None, same.run_id)
+    assert record.baseline_run_id == same.run_id
+    assert {name: getattr(record, f"weak_{name}") for name in EFFICIENCY} == dict.fromkeys(EFFICIENCY)
     rows = {name: value for name, value, _ in summary.table(record)}
     assert rows["strong-scaling efficiency"] == "80.0 %"
     assert "weak-scaling efficiency" not in rows
+
+
+EFFICIENCY = ("scaling_efficiency", "scaling_efficiency_low", "scaling_efficiency_high")
+MODES = {"weak": baseline(), "strong": baseline(scaling_mode="strong", per_replica_batch_size=512)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_interval_of_an_efficiency_holds_the_spread_of_both_rows(mode):
+    """Both rows' windows agree, so that their ends are what differs between runs: each ÷ and × 1.00461…
+
+    0.2 % between runs × 2.306004 (Student, 8 degrees). Two such factors are one to the power of √2.
+    """
+    agreeing = observed(windows=windows(0.625, 0.625, 0.625, 0.625))
+    record = filled(dataclasses.replace(TWO_GPUS, scaling_mode=mode), agreeing, [MODES[mode]])
+    value, low, high = (getattr(record, f"{mode}_{name}") for name in EFFICIENCY)
+    both = 1.00461201**2**0.5
+    assert (value, low, high) == pytest.approx((0.8, 0.8 / both, 0.8 * both), rel=1e-6)
+    (remark,) = (row[2] for row in summary.table(record) if row[0] == f"{mode}-scaling efficiency")
+    assert remark == f"95 %: 79.5 to 80.5; against {MODES[mode].run_id}"  # 79.48 to 80.52
+
+    other = {"weak": "strong", "strong": "weak"}[mode]
+    assert {getattr(record, f"{other}_{name}") for name in EFFICIENCY} == {None}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_efficiency_against_a_row_without_an_interval_has_none(mode):
+    one = dataclasses.replace(MODES[mode], samples_per_sec_high=None)
+    record = filled(dataclasses.replace(TWO_GPUS, scaling_mode=mode), observed(), [one])
+    assert [getattr(record, f"{mode}_{name}") for name in EFFICIENCY] == [pytest.approx(0.8), None, None]
+    (remark,) = (row[2] for row in summary.table(record) if row[0] == f"{mode}-scaling efficiency")
+    assert remark == f"against {one.run_id}"
 
 
 def test_table_of_a_gpu_run():
