@@ -201,7 +201,8 @@ def scaling(rows: Sequence[RunRecord], all_rows: Sequence[RunRecord]) -> Section
         "Scaling",
         "Samples per second of all GPUs as their number grows. Weak: the batch of each GPU stays the same; "
         "strong: the global batch does, so that each has less to do. Ideal is so many times the one-GPU row, "
-        "the efficiency the share of it that is reached. Lines join the newest runs.",
+        "the efficiency the share of it that is reached; its 95 % interval holds those of both rates. Lines "
+        "join the newest runs.",
         charts,
         tables,
         ""
@@ -241,7 +242,7 @@ def _scaling_chart(title: str, pairs: Sequence[Pair]) -> LineChart:
             row.num_gpus or 0,
             row.samples_per_sec or 0.0,
             f"{devices(row)}: {figure(row.samples_per_sec or 0.0)} samples/s, "
-            f"{100 * _efficiency(row, its_baseline)[0]:.1f} % of ideal",
+            f"{_with_ends(*_efficiency(row, its_baseline))} of ideal",
             row.samples_per_sec_low,
             row.samples_per_sec_high,
         )
@@ -251,17 +252,25 @@ def _scaling_chart(title: str, pairs: Sequence[Pair]) -> LineChart:
 
 
 def _efficiency(row: RunRecord, baseline: RunRecord) -> tuple[float, float | None, float | None]:
-    """Share of the ideal with its 95 % interval, where both rows have one.
+    """Share of the ideal with its 95 % interval, where both rows have one; a row is exactly its own ideal.
 
     It is the same for both modes: at the same global batch, step times are to each other as the rates upside
     down.
     """
     assert row.samples_per_sec
     assert baseline.samples_per_sec
+    if row is baseline:
+        return 1.0, None, None
     gpus = row.num_gpus or 1
     _, low, high = ratio(row, baseline)
     value = statistics.weak_scaling_efficiency(row.samples_per_sec, gpus, baseline.samples_per_sec)
     return value, None if low is None else low / gpus, None if high is None else high / gpus
+
+
+def _with_ends(share: float, low: float | None, high: float | None) -> str:
+    """A share as per cent with its 95 % interval, where it has one."""
+    ends = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{100 * share:.1f} %{ends}"
 
 
 def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
@@ -284,7 +293,7 @@ def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
                 interval(row.samples_per_sec_low, row.samples_per_sec_high),
                 number(row.step_time_ms_mean),
                 words("baseline") if row is baseline else percent(value),
-                words("" if row is baseline else ends),
+                words(ends),
                 number(row.exposed_communication_ms, 3),
             ]
         )
