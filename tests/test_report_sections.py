@@ -90,8 +90,19 @@ def test_ranking_is_by_rate_per_gpu_within_a_workload():
 def test_share_of_the_published_result_names_its_card():
     found = cells(sections.ranking([row(**A100, samples_per_sec=1235.0)], names(row(**A100))))
     # references.csv: PyTorch 21.03 with AMP at batch 256 on one A100-80GB is 2,470 img/s.
-    assert found[0]["of the nearest published"] == ("50 % of A100-80GB", 0.5)
+    assert found[0]["of the nearest published"] == ("50.0 % (49.6 to 50.4) of A100-80GB", 0.5)
     assert found[1]["published, per GPU"] == ("2,470", 2470.0)
+
+
+def test_the_interval_of_mfu_is_the_rates():
+    rows = [row(mfu=0.2), row(mfu=0.4, samples_per_sec_high=None), row()]  # 1,000 ± 10: 1 % of the share
+    (table,) = (each for each in sections.ranking(rows, names(*rows)).tables if "MFU" in each.columns)
+    place = list(table.columns).index("MFU")
+    assert sorted((line[place].text, line[place + 1].text) for line in table.rows) == [
+        ("", ""),
+        ("20.0 %", "19.8 to 20.2 %"),
+        ("40.0 %", ""),
+    ]
 
 
 def test_scaling_stands_beside_the_ideal():

@@ -1,6 +1,7 @@
 """From made-up observations to the row and the table, with the arithmetic done by hand."""
 
 import dataclasses
+import re
 import shlex
 
 import pytest
@@ -378,13 +379,17 @@ def test_table_of_a_gpu_run():
     }
     assert {name: value for name, (value, _) in rows.items()}.items() >= expected.items()
     assert rows["weak-scaling efficiency"][1].endswith("against the-baseline")
-    assert rows["of the card's peak (MFU)"][1] == "989.5 TFLOP/s dense, mixed_float16"
+    # The rate's 2,995 to 6,476 of 4,096 (test_interval_of_the_rate, 0.46 % between runs add little), × 5.078.
+    assert rows["of the card's peak (MFU)"][1] == "95 %: 3.7 to 8.0; 989.5 TFLOP/s dense, mixed_float16"
     assert "0.195 J per sample (counter)" in rows["power per GPU"][1]
     assert "7.0000 in the first" in rows["loss"][1]
     # Lambda's and others' ResNet-50 figures are listed for the H200: the row says which one and what differs.
     value, remark = rows["nearest published result"]
     assert value.endswith(" %")
     assert "H200" in remark
+    share, low, high = map(float, re.findall(r"[\d.]+", f"{value} {remark.partition('95 %: ')[2]}")[:3])
+    ends = (record.samples_per_sec_low, record.samples_per_sec_high)
+    assert (low / share, high / share) == pytest.approx([end / 4096 for end in ends], rel=2e-3)
 
 
 def test_table_of_a_cpu_run_has_only_what_was_measured():

@@ -314,10 +314,23 @@ def _efficiency(record: RunRecord, mode: str) -> tuple[str, str]:
     return _percent(value), f"{interval}against {record.baseline_run_id}"
 
 
+def _share_ends(record: RunRecord, share: float | None) -> list[str]:
+    """The interval of a share that is the rate ÷ something that has none; nothing where the rate has none."""
+    found = _rate_and_interval(record)
+    if share is None or found is None:
+        return []
+    rate, low, high = found
+    return [f"95 %: {100 * share * low / rate:.1f} to {100 * share * high / rate:.1f}"]
+
+
 def _peak(record: RunRecord) -> str:
     spec = specs.find(record.gpu_name)
     peak = specs.peak_flops(spec, record.precision) if spec and record.precision else None
-    return f"{peak / 1e12:,.1f} TFLOP/s dense, {record.precision}" if peak else ""
+    if not peak:
+        return ""
+    return "; ".join(
+        [*_share_ends(record, record.mfu), f"{peak / 1e12:,.1f} TFLOP/s dense, {record.precision}"]
+    )
 
 
 def _published(record: RunRecord) -> tuple[str, str]:
@@ -340,7 +353,7 @@ def _published(record: RunRecord) -> tuple[str, str]:
     source = (
         f"of {reference.per_gpu:,.0f} {reference.metric} per GPU ({reference.gpu}, {reference.framework})"
     )
-    return f"{100 * share:.0f} %", "; ".join([source, *differences])
+    return f"{100 * share:.1f} %", "; ".join([source, *_share_ends(record, share), *differences])
 
 
 def _most(record: RunRecord) -> str:

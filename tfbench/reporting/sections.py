@@ -21,6 +21,7 @@ from tfbench.reporting.document import (
     interval,
     number,
     percent,
+    percent_interval,
     words,
 )
 from tfbench.reporting.naming import (
@@ -82,6 +83,15 @@ def ratio(above: RunRecord, below: RunRecord) -> tuple[float, float | None, floa
     return value, *statistics.ratio_interval(ours, theirs)
 
 
+def share_interval(share: float | None, row: RunRecord) -> tuple[float | None, float | None]:
+    """95 % interval of a share that is the row's rate ÷ something that has none, where the rate has one."""
+    found = rate_with_interval(row)
+    if share is None or found is None:
+        return None, None
+    value, low, high = found
+    return share * low / value, share * high / value
+
+
 def published(row: RunRecord) -> tuple[references.Reference, list[str]] | None:
     """The nearest published result and what is different about it; None where there is none."""
     spec = MODELS.get(row.model or "")
@@ -112,7 +122,7 @@ def ranking(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
         "Samples per second of one GPU (on the CPU: of all replicas), the fastest first, with the 95 % "
         "interval from the windows of the run and, where it is known, what differs between runs "
         "(between_runs_percent). The published result is the nearest that is known, never quite the same "
-        "run.",
+        "run; the intervals of the shares of it and of the peak (MFU) are the rate's.",
         charts,
         tables,
         "" if tables else "No run ended well. Fill it with: python -m tfbench.train --model=resnet50",
@@ -120,8 +130,8 @@ def ranking(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
 
 
 def _ranking_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> Table:
-    columns = ("run", "samples/s per GPU", "95 %", "samples/s", "step, ms", "MFU", "of the nearest published",
-               "peak memory, GiB", "flags")  # fmt: skip
+    columns = ("run", "samples/s per GPU", "95 %", "samples/s", "step, ms", "MFU", "95 % of it",
+               "of the nearest published", "peak memory, GiB", "flags")  # fmt: skip
     rows = [
         [
             words(label),
@@ -130,6 +140,7 @@ def _ranking_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> Table:
             number(row.samples_per_sec),
             number(row.step_time_ms_mean),
             percent(row.mfu),
+            percent_interval(*share_interval(row.mfu, row)),
             _published_share(row),
             number(row.peak_memory_gib, 3),
             words((row.gates or "").replace("|", ", "), "warn" if row.gates else ""),
@@ -145,7 +156,7 @@ def _published_share(row: RunRecord) -> Cell:
     if found is None:
         return Cell("")
     share = rate(row) / found[0].per_gpu
-    return Cell(f"{100 * share:.0f} % of {found[0].gpu}", share)
+    return Cell(f"{_with_ends(share, *share_interval(share, row))} of {found[0].gpu}", share)
 
 
 def _published_table(title: str, named: Sequence[tuple[str, RunRecord]]) -> list[Table]:
@@ -283,7 +294,6 @@ def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
     rows = []
     for row, baseline in lines:
         value, low, high = _efficiency(row, baseline)
-        ends = "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
         rows.append(
             [
                 words(devices(row)),
@@ -293,7 +303,7 @@ def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
                 interval(row.samples_per_sec_low, row.samples_per_sec_high),
                 number(row.step_time_ms_mean),
                 words("baseline") if row is baseline else percent(value),
-                words(ends),
+                percent_interval(low, high),
                 number(row.exposed_communication_ms, 3),
             ]
         )
