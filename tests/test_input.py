@@ -403,7 +403,7 @@ def test_a_user_learns_how_many_gpus_the_host_feeds(tmp_path):
     ]
     assert (cells["status"], cells["windows"], cells["tag"]) == ("ok", "4", "mine")
     assert f"{rate:,.0f} samples/s" in done.stdout
-    assert "GPUs of 50 samples/s each (run known: tf32, batch 8 on H200)" in done.stdout
+    assert "of 50 samples/s each (run known: tf32, batch 8 on H200)" in done.stdout
 
 
 @pytest.mark.slow
