@@ -353,7 +353,7 @@ def _published(record: RunRecord) -> tuple[str, str]:
     source = (
         f"of {reference.per_gpu:,.0f} {reference.metric} per GPU ({reference.gpu}, {reference.framework})"
     )
-    return f"{100 * share:.1f} %", "; ".join([source, *_share_ends(record, share), *differences])
+    return f"{100 * share:.1f} %", "; ".join([*_share_ends(record, share), source, *differences])
 
 
 def _most(record: RunRecord) -> str:
