@@ -4,13 +4,14 @@
 
 Reads FOLDER/runs.csv, whose tags are MODEL-KIND, and FOLDER/input.csv, whose tags are input-KIND; of equal
 tags the last row. `/least` is the rate over the lower one of synthetic input and the input alone, which a
-training can reach at most.
+training can reach at most. The 95 % intervals of both ratios hold those of the two rates.
 """
 
 import csv
 import os
 import sys
-from typing import Any
+
+from tfbench.measure import statistics
 
 
 def rows(path: str) -> dict[str, dict[str, str]]:
@@ -24,6 +25,23 @@ def rows(path: str) -> dict[str, dict[str, str]]:
 def number(row: dict[str, str] | None, column: str) -> float | None:
     """A cell; None where it is empty or the row is missing."""
     return float(row[column]) if row and row.get(column) else None
+
+
+def ratio(above: dict[str, str] | None, below: dict[str, str] | None) -> tuple[float | None, ...]:
+    """One row's rate over another's, and the interval's ends; None for what is not known.
+
+    A row over itself is 1 and has no interval.
+    """
+    rates, found = [], []
+    for row in (above, below):
+        value, low, high = (number(row, f"samples_per_sec{end}") for end in ("", "_low", "_high"))
+        if value is None:
+            return None, None, None
+        rates.append(value)
+        if low is not None and high is not None and above is not below:
+            found.append((value, low, high))
+    ends = statistics.ratio_interval(*found) if len(found) == 2 else (None, None)
+    return rates[0] / rates[1], *ends
 
 
 def cell(value: float | None, form: str, width: int) -> str:
@@ -54,24 +72,23 @@ def input_lines(inputs: dict[str, dict[str, str]]) -> list[str]:
 def training_lines(runs: dict[str, dict[str, str]], inputs: dict[str, dict[str, str]]) -> list[str]:
     """What each training gives, and what of its limits."""
     head = (
-        f"{'training':24}{'samples/s':>10}{'95 % low':>10}{'high':>10}{'/synthetic':>12}{'/least':>8}"
-        f"{'waiting':>9}  status"
+        f"{'training':24}{'samples/s':>10}{'95 % low':>10}{'high':>10}{'/synthetic':>12}{'low':>7}{'high':>7}"
+        f"{'/least':>8}{'low':>7}{'high':>7}{'waiting':>9}  status"
     )
     lines = [head]
     for tag, row in runs.items():
         model, _, kind = tag.partition("-")
-        rate, synthetic = (
-            number(row, "samples_per_sec"),
-            number(runs.get(f"{model}-synthetic"), "samples_per_sec"),
-        )
-        alone = number(inputs.get(f"input-{kind}"), "samples_per_sec")
-        over: list[Any] = [None, None]
-        if rate is not None and synthetic is not None:
-            over = [rate / synthetic, None if alone is None else rate / min(alone, synthetic)]
+        limits = [runs.get(f"{model}-synthetic"), inputs.get(f"input-{kind}")]
+        known = [limit for limit in limits if number(limit, "samples_per_sec") is not None]
+        least = None
+        if len(known) == len(limits):
+            least = min(known, key=lambda limit: number(limit, "samples_per_sec") or 0.0)
+        ratios = [*ratio(row, limits[0]), *ratio(row, least)]
         lines.append(
             shared(tag, row)
-            + cell(over[0], ".3f", 12)
-            + cell(over[1], ".3f", 8)
+            + "".join(
+                cell(each, ".3f", width) for each, width in zip(ratios, (12, 7, 7, 8, 7, 7), strict=True)
+            )
             + cell(number(row, "input_wait_fraction"), ".3f", 9)
             + f"  {row['status']} {row['note'][:80]}"
         )

@@ -1,6 +1,6 @@
 #!/bin/sh
-# tfbench against PyTorch on one GPU, in turn: A B A B …; rows in race/, then the ratio of the medians and how far
-# the single ratios of neighbours spread. Copy and edit.
+# tfbench against PyTorch on one GPU, in turn: A B A B …; rows in race/, then the ratio of the medians, the mean of
+# the single ratios of neighbours with its 95 % interval (Student's) and how far they spread. Copy and edit.
 #   benchmarks/race.sh resnet50 1024 3
 set -eu
 model=${1:-resnet50} batch=${2:-1024} rounds=${3:-3}
@@ -13,11 +13,16 @@ for _ in $(seq "$rounds"); do
 done
 python - "$out" <<'PYTHON'
 import csv, statistics, sys
+from tfbench.inputbench.compare import ratio
 ours = [float(row["samples_per_sec"]) for row in csv.DictReader(open(f"{sys.argv[1]}/runs.csv")) if row["status"] == "ok"]
 theirs = [float(row["samples_per_sec"]) for row in csv.DictReader(open(f"{sys.argv[1]}/peers.csv"))]
 if not ours or not theirs:
     sys.exit("one side has no run that ended well")
-ratios = [a / b for a, b in zip(ours, theirs)]
+pairs = list(zip(ours, theirs))
+ratios = [a / b for a, b in pairs]
+mean, low, high = ratio(*zip(*pairs))
+ends = "one pair, so without an interval" if low is None else f"95 %: {low:.3f} to {high:.3f}"
 print(f"tfbench {statistics.median(ours):,.1f} of {len(ours)} runs, PyTorch {statistics.median(theirs):,.1f} of {len(theirs)}: "
-      f"{statistics.median(ours) / statistics.median(theirs):.3f} x, from {min(ratios):.3f} to {max(ratios):.3f}")
+      f"{statistics.median(ours) / statistics.median(theirs):.3f} x; "
+      f"pairs: {mean:.3f} x ({ends}), from {min(ratios):.3f} to {max(ratios):.3f}")
 PYTHON

@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
     if not ranking:
         raise ConfigError("reuse", model, "no good row of it on a GPU, and nothing was published for it")
     first = ranking[0][3]
-    lines = [(*line[:4], line[3].value / first.value, *line[4:]) for line in ranking]
+    lines = [(*line[:4], line[3].over(first), *line[4:]) for line in ranking]
     figure, (axes,) = study.canvas(f"{model}: samples/s per GPU (grey: published by others)", bars=len(lines))
     names = [
         f"{place}. {line[1]} × {line[0]}, {line[5].split(', ')[0]}"

@@ -54,20 +54,20 @@ def main(argv: list[str]) -> None:
     default = (1024, 2048, 4096, 8192) if experiment.on_gpu else (256, 512)
     sides = [int(side) for side in study.numbers(SIDES, default)]
     lines, curves = [], {f"power of two + {offset}": [] for offset in OFFSETS}
-    worst: tuple[float, int] = (1.0, 0)
+    ratios: dict[int, study.Estimate] = {}
     for side in sides:
         for offset in OFFSETS:
             with tf.device(device):
                 rate = product_rate(side + offset, study.compute_dtype(name), bool(experiment.choices["xla"]))
             curves[f"power of two + {offset}"].append((side, rate))
-            ratio = rate.over(curves["power of two + 0"][-1][1])
-            worst = min(worst, (ratio.value, side + offset))
-            lines.append((side + offset, multiple_of(side + offset), rate, ratio))
+            ratios[side + offset] = rate.over(curves["power of two + 0"][-1][1])
+            lines.append((side + offset, multiple_of(side + offset), rate, ratios[side + offset]))
     figure, (axes,) = study.canvas(f"Square products, {name}, {device}")
     study.draw_lines(axes, "power of two", "TFLOP/s", curves)
+    worst = min(ratios, key=lambda side: ratios[side].value)
     answer = (
-        f"The most that a side costs: {worst[1]} reaches {worst[0]:.2f} of its power of two's rate."
-        if worst[1]
+        f"The most that a side costs: {worst} reaches {study.spoken(ratios[worst])} its power of two's rate."
+        if ratios[worst].value < 1
         else "No side is slower than its power of two."
     )
     experiment.finish(HEADER, lines, answer, figure)

@@ -105,11 +105,12 @@ def test_no_run_has_no_rate():
 @pytest.mark.parametrize(
     ("rate", "said"),
     [
-        (400.0, "enough for 2.5 GPUs of 400 samples/s each"),
-        (4000.0, "too little for one GPU of 4,000 samples/s"),
+        (400.0, "enough for 2.5 GPUs (95 %: 1.1 to inf) of 400 samples/s each"),
+        (4000.0, "too little for one GPU of 4,000 samples/s (0.25 of it, 95 %: 0.11 to inf;"),
     ],
 )
 def test_gpus_fed(rate, said):
+    """Two windows, 12.7 standard errors (Student, 1 degree) of 10 %: the rate is 439 to any."""
     windows = (Window(0, 1, 900, 0.0, 1.0), Window(1, 1, 1100, 1.0, 2.0))
     done = Drained(windows, Usage(3.0, 3.0, None))
     fed = feeding.gpus_fed(done, GpuRate(rate, "the source"))
@@ -402,7 +403,7 @@ def test_a_user_learns_how_many_gpus_the_host_feeds(tmp_path):
     ]
     assert (cells["status"], cells["windows"], cells["tag"]) == ("ok", "4", "mine")
     assert f"{rate:,.0f} samples/s" in done.stdout
-    assert "GPUs of 50 samples/s each (run known: tf32, batch 8 on H200)" in done.stdout
+    assert "of 50 samples/s each (run known: tf32, batch 8 on H200)" in done.stdout
 
 
 @pytest.mark.slow

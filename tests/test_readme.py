@@ -3,7 +3,6 @@
 `PYTHONPATH=. python tests/test_readme.py` writes them anew.
 """
 
-import itertools
 import re
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tfbench.records import RunRecord
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+SITTINGS = ("02:33", "03:34", "07:01", "09:27", "11:26", "12:33")
 
 
 def measured() -> str:
@@ -24,28 +24,43 @@ def measured() -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     rows = [row for row in records.read(ROOT / "results" / "h200" / "runs.csv") if row.status == "ok"]
-    rows.sort(key=lambda row: (row.model, row.per_replica_batch_size, row.num_gpus, row.run_key))
-    repeats = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.run_key)]
-    return "\n".join(lines + [measured_line(group) for group in repeats])
+    rows.sort(key=lambda row: (row.model, row.seq_length or 0, row.per_replica_batch_size, row.num_gpus))
+    repeats: dict[tuple[str, str], list[RunRecord]] = {}
+    for row in rows:
+        repeats.setdefault((row.run_key, sitting(row)), []).append(row)
+    return "\n".join(lines + [measured_line(group) for group in repeats.values()])
+
+
+def sitting(row: RunRecord) -> str:
+    """The last of results/h200/README.md's sittings, each on another machine, that had begun."""
+    return max(begun for begun in SITTINGS if begun <= row.started_at[11:16])
 
 
 def measured_line(repeats: list[RunRecord]) -> str:
     """The run of the median rate; of two the lower."""
     row = sorted(repeats, key=lambda row: row.samples_per_sec)[(len(repeats) - 1) // 2]
-    efficiency = ""
-    if row.weak_scaling_efficiency is not None:
-        low, high = row.weak_scaling_efficiency_low, row.weak_scaling_efficiency_high
-        efficiency = f"{100 * row.weak_scaling_efficiency:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
     skipped = [repeat.steps_skipped for repeat in repeats]
+    flags = [flag for flag in ("--kernels=fused", "--seq_length=512") if flag in row.flags]
     cells = (
-        row.model + " `--kernels=fused`" * ("--kernels=fused" in row.flags),
+        row.model + "".join(f" `{flag}`" for flag in flags),
         row.num_gpus, row.per_replica_batch_size, len(repeats), f"**{row.samples_per_sec:,.0f}**",
         f"{row.samples_per_sec_low:,.0f} to {row.samples_per_sec_high:,.0f}", f"{row.step_time_ms_mean:.1f}",
-        efficiency, f"{row.gpu_util_mean:.0f} %", f"{row.power_w_mean:.0f}", f"{row.energy_j_per_sample:.3f}",
-        f"{100 * row.mfu:.1f} %", f"{row.peak_memory_gib:.1f}",
+        efficiency(row), f"{row.gpu_util_mean:.0f} %", f"{row.power_w_mean:.0f}",
+        f"{row.energy_j_per_sample:.3f}", f"{100 * row.mfu:.1f} %", f"{row.peak_memory_gib:.1f}",
         ", ".join(map(str, skipped)) if any(skipped) else 0,
     )  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def efficiency(row: RunRecord) -> str:
+    """Of the row's own mode; strong rows say so."""
+    strong = row.scaling_mode == "strong"
+    name = f"{row.scaling_mode}_scaling_efficiency"
+    value, low, high = (getattr(row, f"{name}{end}") for end in ("", "_low", "_high"))
+    if value is None:
+        return ""
+    ends = "" if low is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{'strong: ' * strong}{100 * value:.1f} %{ends}"
 
 
 TABLES = {"TABLE": measured, "COLUMNS": records.markdown_columns}

@@ -311,30 +311,38 @@ def test_row_with_a_cell_too_few_is_named(path):
 
 # Older schemas.
 
-# What schema 1 did not have.
-ADDED_BY_2 = {
-    "parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores",
+# What a schema did not have yet.
+ADDED_BY_3 = {"strong_scaling_efficiency_low", "strong_scaling_efficiency_high"}
+LACKS = {
+    1: ADDED_BY_3 | {
+        "parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores",
+    },
+    2: ADDED_BY_3,
 }  # fmt: skip
-V1_ROWS = (
+OLD_ROWS = (
     {"run_id": "a", "num_gpus": "2", "samples_per_sec": "0.30000000000000004", "xla": "True"},
     {"run_id": "b", "note": 'größer, "quoted"', "status": "oom"},
 )
 A_AND_B = [
-    RunRecord(run_id="a", schema_version=1, num_gpus=2, samples_per_sec=0.1 + 0.2, xla=True),
-    RunRecord(run_id="b", schema_version=1, note='größer, "quoted"', status="oom"),
+    RunRecord(run_id="a", num_gpus=2, samples_per_sec=0.1 + 0.2, xla=True),
+    RunRecord(run_id="b", note='größer, "quoted"', status="oom"),
 ]
+
+
+def write_old(path, version):
+    """A file as an older schema wrote it."""
+    path.parent.mkdir()
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        columns = [name for name in COLUMNS if name not in LACKS[version]]
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"schema_version": str(version)} | row for row in OLD_ROWS)
+    return path
 
 
 @pytest.fixture
 def v1_path(path):
-    """A file as schema 1 wrote it."""
-    path.parent.mkdir()
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        columns = [name for name in COLUMNS if name not in ADDED_BY_2]
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({"schema_version": "1"} | row for row in V1_ROWS)
-    return path
+    return write_old(path, 1)
 
 
 def names_in(folder):
@@ -351,26 +359,32 @@ def migrate_in_a_process(*arguments, cwd):
     )
 
 
-def test_rows_of_schema_1_are_read_with_the_new_columns_unknown(v1_path):
-    before = v1_path.read_bytes()
-    rows = records.read(v1_path)
-    assert rows == A_AND_B
-    assert {getattr(row, name) for row in rows for name in ADDED_BY_2} == {None}
-    assert v1_path.read_bytes() == before
+def test_every_older_schema_is_tested():
+    assert list(LACKS) == list(range(1, records.SCHEMA_VERSION))
+
+
+@pytest.mark.parametrize("version", LACKS)
+def test_rows_of_older_schemas_are_read_with_the_new_columns_unknown(path, version):
+    before = write_old(path, version).read_bytes()
+    rows = records.read(path)
+    assert rows == [dataclasses.replace(row, schema_version=version) for row in A_AND_B]
+    assert {getattr(row, name) for row in rows for name in LACKS[version]} == {None}
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     "use", [lambda path: records.append(path, RunRecord(run_id="c")), records.check_appendable]
 )
-def test_a_row_is_not_appended_to_schema_1(v1_path, use):
-    before = v1_path.read_bytes()
+@pytest.mark.parametrize("version", LACKS)
+def test_a_row_is_not_appended_to_an_older_schema(path, version, use):
+    before = write_old(path, version).read_bytes()
     with pytest.raises(SchemaError) as caught:
-        use(v1_path)
+        use(path)
     message = str(caught.value)
-    assert "is of schema version 1, this tfbench writes version 2" in message
-    assert f"python -m tfbench.records --migrate={v1_path}," in message
+    assert f"is of schema version {version}, this tfbench writes version 3" in message
+    assert f"python -m tfbench.records --migrate={path}," in message
     assert "--results_dir" in message
-    assert v1_path.read_bytes() == before
+    assert path.read_bytes() == before
 
 
 def test_the_command_in_the_refusal_is_one_for_a_shell(tmp_path, v1_path):
@@ -386,19 +400,21 @@ def test_a_file_of_this_schema_and_none_at_all_can_be_appended_to(path):
     records.check_appendable(path)
 
 
-def test_migrating_keeps_the_rows_and_the_old_file(v1_path):
-    v1_path.chmod(0o640)
-    before = v1_path.read_bytes()
-    backup = records.migrate(v1_path)
+@pytest.mark.parametrize("version", LACKS)
+def test_migrating_keeps_the_rows_and_the_old_file(path, version):
+    write_old(path, version).chmod(0o640)
+    before = path.read_bytes()
+    backup = records.migrate(path)
 
-    assert backup == v1_path.with_name("runs.csv.v1")
+    assert backup == path.with_name(f"runs.csv.v{version}")
     assert backup.read_bytes() == before
-    assert v1_path.read_text(encoding="utf-8").splitlines()[0].split(",") == list(COLUMNS)
-    assert records.read(v1_path) == [dataclasses.replace(row, schema_version=2) for row in A_AND_B]
-    assert v1_path.stat().st_mode & 0o777 == 0o640
-    assert names_in(v1_path.parent) == ["runs.csv", "runs.csv.v1"]
-    records.append(v1_path, RunRecord(run_id="c", cpu_cores=16))
-    assert [(row.run_id, row.cpu_cores) for row in records.read(v1_path)][1:] == [("b", None), ("c", 16)]
+    assert path.read_text(encoding="utf-8").splitlines()[0].split(",") == list(COLUMNS)
+    assert records.read(path) == [dataclasses.replace(row, schema_version=3) for row in A_AND_B]
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert names_in(path.parent) == ["runs.csv", f"runs.csv.v{version}"]
+    records.append(path, RunRecord(run_id="c", strong_scaling_efficiency_low=0.75))
+    ends = [(row.run_id, row.strong_scaling_efficiency_low) for row in records.read(path)]
+    assert ends == [("a", None), ("b", None), ("c", 0.75)]
 
 
 def test_what_is_migrated_is_left_as_it_is(v1_path):
@@ -467,14 +483,14 @@ def test_a_rename_that_failed_can_be_tried_again(v1_path, monkeypatch):
     assert set(names_in(v1_path.parent)) <= {"runs.csv", "runs.csv.v1"}
 
     assert records.migrate(v1_path).read_bytes() == before
-    assert [row.schema_version for row in records.read(v1_path)] == [2, 2]
+    assert [row.schema_version for row in records.read(v1_path)] == [3, 3]
 
 
 def test_migrating_is_a_command(v1_path):
     done = migrate_in_a_process("--migrate=runs.csv", cwd=v1_path.parent)
-    assert (done.returncode, done.stdout) == (0, "runs.csv: schema version 2, the old file is runs.csv.v1\n")
+    assert (done.returncode, done.stdout) == (0, "runs.csv: schema version 3, the old file is runs.csv.v1\n")
     again = migrate_in_a_process("--migrate=runs.csv", cwd=v1_path.parent)
-    assert (again.returncode, again.stdout) == (0, "runs.csv: schema version 2, nothing to do\n")
+    assert (again.returncode, again.stdout) == (0, "runs.csv: schema version 3, nothing to do\n")
 
 
 @pytest.mark.parametrize(

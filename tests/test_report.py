@@ -230,6 +230,20 @@ def test_terminal_cuts_no_column_off(h200_csv, monkeypatch, capsys, width):
     assert "sou" in heads[1]
 
 
+def test_strong_scaling_has_its_interval_in_every_output(tmp_path, capsys):
+    strong = {"scaling_mode": "strong", "global_batch_size": 256}
+    one = row(run_id="s1", **strong)
+    two = row(num_gpus=2, per_replica_batch_size=128, samples_per_sec=1700.0, baseline_run_id="s1", **strong)
+    path = write(tmp_path / "runs.csv", [one, two])
+    assert run(path, markdown=tmp_path / "r.md", html=tmp_path / "r.html") == 0
+    texts = [capsys.readouterr().out, (tmp_path / "r.md").read_text(), (tmp_path / "r.html").read_text()]
+    for text in texts:
+        assert "Strong scaling: resnet50" in text
+        assert "84.0 to 86.0 %" in text  # 85 %, ± 1 % of the one rate and ± 10 of 1,700 of the other
+    titles = [e.text for e in Page(texts[2]).all("title", "scaling")]
+    assert any("85.0 % (84.0 to 86.0) of ideal" in title for title in titles)
+
+
 def test_files_are_written(h200_csv, tmp_path, capsys):
     assert run(h200_csv, markdown=tmp_path / "r.md", html=tmp_path / "r.html") == 0
     assert (tmp_path / "r.md").read_text().startswith("# tfbench report\n")

@@ -88,10 +88,10 @@ def test_ranking_is_by_rate_per_gpu_within_a_workload():
 
 
 def test_share_of_the_published_result_names_its_card():
-    found = cells(sections.ranking([row(**A100, samples_per_sec=1235.0)], names(row(**A100))))
-    # references.csv: PyTorch 21.03 with AMP at batch 256 on one A100-80GB is 2,470 img/s.
+    found = cells(sections.ranking([row(**A100, samples_per_sec=1705.26)], names(row(**A100))))
+    # references.csv: MXNet 22.10 in fp16 at batch 512 on one A100-80GB is 3,410.52 img/s; ± 10 of 1,705.26.
     assert found[0]["of the nearest published"] == ("50 % of A100-80GB", 0.5)
-    assert found[1]["published, per GPU"] == ("2,470", 2470.0)
+    assert found[1]["published, per GPU"] == ("3,411", 3410.52)
 
 
 def test_scaling_stands_beside_the_ideal():
@@ -128,10 +128,16 @@ def test_strong_scaling_has_its_own_curve_beside_the_weak_one():
     ]
     assert (ideal.dashed, [(p.x, p.y) for p in ideal.points]) == (True, [(1, 1000), (2, 2000), (4, 4000)])
     lines = cells(found)[2:]
-    assert [(line["batch per GPU"][1], line["efficiency"][0]) for line in lines] == [
-        (256, "baseline"),
-        (128, "85.0 %"),
-        (64, "50.0 %"),
+    # ± 1 % of the one, ± 10 of 1,700 and of 2,000: √(1² + 0.59²) = 1.16 % of 85, √(1² + 0.5²) = 1.12 % of 50.
+    assert [(line["batch per GPU"][1], line["efficiency"][0], line["95 % of it"][0]) for line in lines] == [
+        (256, "baseline", ""),
+        (128, "85.0 %", "84.0 to 86.0 %"),
+        (64, "50.0 %", "49.4 to 50.6 %"),
+    ]
+    assert [p.hover for p in measured.points] == [
+        "1 × H200: 1,000 samples/s, 100.0 % of ideal",
+        "2 × H200: 1,700 samples/s, 85.0 % (84.0 to 86.0) of ideal",
+        "4 × H200: 2,000 samples/s, 50.0 % (49.4 to 50.6) of ideal",
     ]
 
 

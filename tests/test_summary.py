@@ -1,6 +1,7 @@
 """From made-up observations to the row and the table, with the arithmetic done by hand."""
 
 import dataclasses
+import re
 import shlex
 
 import pytest
@@ -215,7 +216,9 @@ def test_unknown_card_has_a_rate_but_no_mfu(facts):
 
 GPU_COLUMNS = (
     "samples_per_sec_per_gpu", "tflops_per_gpu", "mfu", "mfu_achievable", "weak_scaling_efficiency",
-    "strong_scaling_efficiency", "baseline_run_id", "gpu_util_mean", "gpu_util_max", "power_w_mean",
+    "weak_scaling_efficiency_low", "weak_scaling_efficiency_high", "strong_scaling_efficiency",
+    "strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "baseline_run_id", "gpu_util_mean",
+    "gpu_util_max", "power_w_mean",
     "energy_j_per_sample", "energy_source", "sm_clock_mhz_mean", "temperature_c_max", "throttle_reasons",
     "peak_memory_gib", "gpu_name", "compute_capability", "driver",
 )  # fmt: skip
@@ -299,11 +302,15 @@ def test_skipped_steps_are_no_mismatch():
     assert ("steps skipped", "3") in [row[:2] for row in summary.table(record)]
 
 
-def test_efficiency_above_105_percent_is_flagged():
-    slow = baseline(window_s=1.3125)  # 2,048 ÷ (2,560 ÷ 1.3125) = 105.0 %, and no more
-    assert filled(TWO_GPUS, observed(), [slow]).gates == ""
-    slow = baseline(window_s=1.32)  # 105.6 %
-    assert filled(TWO_GPUS, observed(), [slow]).gates == "efficiency_above_105_percent"
+@pytest.mark.parametrize(
+    "changes", [{}, {"scaling_mode": "strong", "per_replica_batch_size": 512}], ids=["weak", "strong"]
+)
+def test_efficiency_above_105_percent_is_flagged(changes):
+    config = dataclasses.replace(TWO_GPUS, scaling_mode=changes.get("scaling_mode", "weak"))
+    slow = baseline(window_s=1.3125, **changes)  # 2,048 ÷ (2,560 ÷ 1.3125) = 105.0 %, and no more
+    assert filled(config, observed(), [slow]).gates == ""
+    slow = baseline(window_s=1.32, **changes)  # 105.6 %
+    assert filled(config, observed(), [slow]).gates == "efficiency_above_105_percent"
 
 
 def test_strong_scaling_compares_with_the_same_global_batch():
@@ -312,10 +319,42 @@ def test_strong_scaling_compares_with_the_same_global_batch():
         same := baseline(scaling_mode="strong", per_replica_batch_size=512),
     ])  # fmt: skip
     assert record.strong_scaling_efficiency == pytest.approx(0.8)  # 4,096 ÷ 2,560 times as fast on 2
-    assert (record.weak_scaling_efficiency, record.baseline_run_id) == (None, same.run_id)
+    assert record.baseline_run_id == same.run_id
+    assert {name: getattr(record, f"weak_{name}") for name in EFFICIENCY} == dict.fromkeys(EFFICIENCY)
     rows = {name: value for name, value, _ in summary.table(record)}
     assert rows["strong-scaling efficiency"] == "80.0 %"
     assert "weak-scaling efficiency" not in rows
+
+
+EFFICIENCY = ("scaling_efficiency", "scaling_efficiency_low", "scaling_efficiency_high")
+MODES = {"weak": baseline(), "strong": baseline(scaling_mode="strong", per_replica_batch_size=512)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_interval_of_an_efficiency_holds_the_spread_of_both_rows(mode):
+    """Both rows' windows agree, so that their ends are what differs between runs: each ÷ and × 1.00461…
+
+    0.2 % between runs × 2.306004 (Student, 8 degrees). Two such factors are one to the power of √2.
+    """
+    agreeing = observed(windows=windows(0.625, 0.625, 0.625, 0.625))
+    record = filled(dataclasses.replace(TWO_GPUS, scaling_mode=mode), agreeing, [MODES[mode]])
+    value, low, high = (getattr(record, f"{mode}_{name}") for name in EFFICIENCY)
+    both = 1.00461201**2**0.5
+    assert (value, low, high) == pytest.approx((0.8, 0.8 / both, 0.8 * both), rel=1e-6)
+    (remark,) = (row[2] for row in summary.table(record) if row[0] == f"{mode}-scaling efficiency")
+    assert remark == f"95 %: 79.5 to 80.5; against {MODES[mode].run_id}"  # 79.48 to 80.52
+
+    other = {"weak": "strong", "strong": "weak"}[mode]
+    assert {getattr(record, f"{other}_{name}") for name in EFFICIENCY} == {None}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_efficiency_against_a_row_without_an_interval_has_none(mode):
+    one = dataclasses.replace(MODES[mode], samples_per_sec_high=None)
+    record = filled(dataclasses.replace(TWO_GPUS, scaling_mode=mode), observed(), [one])
+    assert [getattr(record, f"{mode}_{name}") for name in EFFICIENCY] == [pytest.approx(0.8), None, None]
+    (remark,) = (row[2] for row in summary.table(record) if row[0] == f"{mode}-scaling efficiency")
+    assert remark == f"against {one.run_id}"
 
 
 def test_table_of_a_gpu_run():
@@ -340,13 +379,17 @@ def test_table_of_a_gpu_run():
     }
     assert {name: value for name, (value, _) in rows.items()}.items() >= expected.items()
     assert rows["weak-scaling efficiency"][1].endswith("against the-baseline")
-    assert rows["of the card's peak (MFU)"][1] == "989.5 TFLOP/s dense, mixed_float16"
+    # The rate's 2,995 to 6,476 of 4,096 (test_interval_of_the_rate, 0.46 % between runs add little), × 5.078.
+    assert rows["of the card's peak (MFU)"][1] == "95 %: 3.7 to 8.0; 989.5 TFLOP/s dense, mixed_float16"
     assert "0.195 J per sample (counter)" in rows["power per GPU"][1]
     assert "7.0000 in the first" in rows["loss"][1]
     # Lambda's and others' ResNet-50 figures are listed for the H200: the row says which one and what differs.
     value, remark = rows["nearest published result"]
     assert value.endswith(" %")
     assert "H200" in remark
+    share, low, high = map(float, re.findall(r"[\d.]+", f"{value} {remark.partition('95 %: ')[2]}")[:3])
+    ends = (record.samples_per_sec_low, record.samples_per_sec_high)
+    assert (low / share, high / share) == pytest.approx([end / 4096 for end in ends], rel=2e-3)
 
 
 def test_table_of_a_cpu_run_has_only_what_was_measured():

@@ -225,6 +225,23 @@ class TestScalingTable:
     def line(self, rows):
         return scaling.line(scaling.Study(self.POINTS), self.POINTS[1], rows)
 
+    def test_strong_scaling_has_the_interval_of_both_rates(self):
+        choices = BASE | {"gpus": "1,2", "per_replica_batch_size": 64}
+        ((study,), _) = scaling.studies(choices, {}, "strong", machine(*FOUR_GPUS))
+        one, two = study.points
+        rows = [
+            RunRecord(
+                run_key=point.config.run_key,
+                status="ok",
+                samples_per_sec=rate,
+                samples_per_sec_low=rate / factor,
+                samples_per_sec_high=rate * factor,
+            )
+            for point, rate, factor in ((one, 100.0, 1.03), (two, 160.0, 1.04))
+        ]
+        # √(ln² 1.03 + ln² 1.04) = 0.04911, a factor of 1.0503 either way.
+        assert scaling.line(study, two, rows)[1:5] == ("160.0", "80.0", "80.0 %", "76.2 to 84.0")
+
     def test_rate_efficiency_and_what_the_row_knows(self):
         seen = {"exposed_communication_ms": 1.25, "gpu_indices": "0,1", "topology": "NV18"}
         line = self.line(self.rows(100.0, point=0, width=0.001) + self.rows(180.0, width=0.001, **seen))

@@ -28,7 +28,9 @@ from tfbench.records import RunRecord
 
 GPU_COLUMNS = {
     "samples_per_sec_per_gpu", "tflops_per_gpu", "mfu", "mfu_achievable", "weak_scaling_efficiency",
-    "strong_scaling_efficiency", "baseline_run_id", "gpu_util_mean", "gpu_util_max", "tensor_active",
+    "weak_scaling_efficiency_low", "weak_scaling_efficiency_high", "strong_scaling_efficiency",
+    "strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "baseline_run_id", "gpu_util_mean",
+    "gpu_util_max", "tensor_active",
     "dram_active", "power_w_mean", "energy_j_per_sample", "energy_source", "sm_clock_mhz_mean",
     "temperature_c_max", "throttle_reasons", "peak_memory_gib", "gpu_name", "compute_capability", "driver",
     "cuda", "cudnn", "nccl",

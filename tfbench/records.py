@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import app, flags
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _LOG = logging.getLogger(__name__)
 
@@ -125,8 +125,14 @@ class RunRecord:
     strong_scaling_efficiency: float | None = _column(
         "share", "step time on one ÷ N ÷ step time on N, at the same global batch"
     )
-    weak_scaling_efficiency_low: float | None = _column("share", "lower end of its 95 % interval")
-    weak_scaling_efficiency_high: float | None = _column("share", "upper end of its 95 % interval")
+    weak_scaling_efficiency_low: float | None = _column(
+        "share", "lower end of the 95 % interval of weak_scaling_efficiency"
+    )
+    weak_scaling_efficiency_high: float | None = _column("share", "its upper end")
+    strong_scaling_efficiency_low: float | None = _column(
+        "share", "lower end of the 95 % interval of strong_scaling_efficiency"
+    )
+    strong_scaling_efficiency_high: float | None = _column("share", "its upper end")
     baseline_run_id: str | None = _column("", "the one-GPU row that the efficiency compares with")
 
     gpu_util_mean: float | None = _column("%", "share of time a kernel ran, mean over GPUs and samples")
@@ -217,6 +223,7 @@ _ADDED_BY = {
     2: frozenset(
         {"parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores"}
     ),
+    3: frozenset({"strong_scaling_efficiency_low", "strong_scaling_efficiency_high"}),
 }
 
 

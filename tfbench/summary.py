@@ -151,20 +151,28 @@ def _fill_efficiency(record: RunRecord, earlier_rows: list[RunRecord]) -> None:
     assert record.samples_per_sec is not None
     assert record.num_gpus is not None
     record.baseline_run_id = baseline.run_id
+    # At the same global batch the step times are to each other as the rates upside down: both efficiencies
+    # are the ratio of the rates ÷ GPUs, and so are the ends of their intervals.
+    low, high = _ratio_interval(record, baseline)
+    ends = [None if end is None else end / record.num_gpus for end in (low, high)]
     if record.scaling_mode == "strong":
-        # At the same global batch the step times are to each other as the rates upside down.
         record.strong_scaling_efficiency = statistics.strong_scaling_efficiency(
             1 / baseline.samples_per_sec, record.num_gpus, 1 / record.samples_per_sec
         )
-        return
-    record.weak_scaling_efficiency = statistics.weak_scaling_efficiency(
-        record.samples_per_sec, record.num_gpus, baseline.samples_per_sec
-    )
-    intervals = [_rate_and_interval(row) for row in (record, baseline)]
-    if all(intervals):
-        low, high = statistics.ratio_interval(*filter(None, intervals))
-        record.weak_scaling_efficiency_low = low / record.num_gpus
-        record.weak_scaling_efficiency_high = high / record.num_gpus
+        record.strong_scaling_efficiency_low, record.strong_scaling_efficiency_high = ends
+    else:
+        record.weak_scaling_efficiency = statistics.weak_scaling_efficiency(
+            record.samples_per_sec, record.num_gpus, baseline.samples_per_sec
+        )
+        record.weak_scaling_efficiency_low, record.weak_scaling_efficiency_high = ends
+
+
+def _ratio_interval(above: RunRecord, below: RunRecord) -> tuple[float | None, float | None]:
+    """95 % interval of the ratio of two rows' rates; None and None where one of them has no interval."""
+    intervals = [_rate_and_interval(row) for row in (above, below)]
+    if None in intervals:
+        return None, None
+    return statistics.ratio_interval(*filter(None, intervals))
 
 
 def _rate_and_interval(row: RunRecord) -> tuple[float, float, float] | None:
@@ -196,6 +204,7 @@ def _facts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> ga
     windows = observed.windows
     return gates.Facts(
         weak_scaling_efficiency=record.weak_scaling_efficiency,
+        strong_scaling_efficiency=record.strong_scaling_efficiency,
         mfu=record.mfu,
         mfu_achievable=record.mfu_achievable,
         precision=record.precision,
@@ -226,8 +235,8 @@ def table(record: RunRecord) -> list[tuple[str, str, str]]:
         ("samples/s", _number(record.samples_per_sec, 1), _interval(record)),
         ("samples/s per GPU", _number(record.samples_per_sec_per_gpu, 1), ""),
         ("step time", _number(record.step_time_ms_mean, 2, " ms"), _percentiles(record)),
-        ("weak-scaling efficiency", _percent(record.weak_scaling_efficiency), _baseline(record)),
-        ("strong-scaling efficiency", _percent(record.strong_scaling_efficiency), _baseline(record)),
+        ("weak-scaling efficiency", *_efficiency(record, "weak")),
+        ("strong-scaling efficiency", *_efficiency(record, "strong")),
         ("TFLOP/s per GPU", _number(record.tflops_per_gpu, 1), ""),
         ("of the card's peak (MFU)", _percent(record.mfu), _peak(record)),
         ("of this card's matrix rate", _percent(record.mfu_achievable), "measured on this machine"),
@@ -298,16 +307,30 @@ def _percentiles(record: RunRecord) -> str:
     return f"p50 {record.step_time_ms_p50:.2f}, p99 {record.step_time_ms_p99:.2f} over the windows"
 
 
-def _baseline(record: RunRecord) -> str:
-    low, high = record.weak_scaling_efficiency_low, record.weak_scaling_efficiency_high
+def _efficiency(record: RunRecord, mode: str) -> tuple[str, str]:
+    """One mode's efficiency, and its interval with the row that it compares with."""
+    value, low, high = (getattr(record, f"{mode}_scaling_efficiency{end}") for end in ("", "_low", "_high"))
     interval = "" if low is None or high is None else f"95 %: {100 * low:.1f} to {100 * high:.1f}; "
-    return f"{interval}against {record.baseline_run_id}" if record.baseline_run_id else ""
+    return _percent(value), f"{interval}against {record.baseline_run_id}"
+
+
+def _share_ends(record: RunRecord, share: float | None) -> list[str]:
+    """The interval of a share that is the rate ÷ something that has none; nothing where the rate has none."""
+    found = _rate_and_interval(record)
+    if share is None or found is None:
+        return []
+    rate, low, high = found
+    return [f"95 %: {100 * share * low / rate:.1f} to {100 * share * high / rate:.1f}"]
 
 
 def _peak(record: RunRecord) -> str:
     spec = specs.find(record.gpu_name)
     peak = specs.peak_flops(spec, record.precision) if spec and record.precision else None
-    return f"{peak / 1e12:,.1f} TFLOP/s dense, {record.precision}" if peak else ""
+    if not peak:
+        return ""
+    return "; ".join(
+        [*_share_ends(record, record.mfu), f"{peak / 1e12:,.1f} TFLOP/s dense, {record.precision}"]
+    )
 
 
 def _published(record: RunRecord) -> tuple[str, str]:
@@ -330,7 +353,7 @@ def _published(record: RunRecord) -> tuple[str, str]:
     source = (
         f"of {reference.per_gpu:,.0f} {reference.metric} per GPU ({reference.gpu}, {reference.framework})"
     )
-    return f"{100 * share:.0f} %", "; ".join([source, *differences])
+    return f"{100 * share:.1f} %", "; ".join([*_share_ends(record, share), source, *differences])
 
 
 def _most(record: RunRecord) -> str:

@@ -64,9 +64,12 @@ def verdict(drained: Drained, cpu_cores: int, rate: GpuRate | None) -> str:
     if rate is None:
         return f"{answer}."
     fed, each = drained.samples_per_sec / rate.samples_per_sec, f"{rate.samples_per_sec:,.0f} samples/s"
+    low, high = (None if end is None else end / rate.samples_per_sec for end in (low, high))
     if fed < 1:
-        return f"{answer}: too little for one GPU of {each} ({fed:.2f} of it; {rate.source})."
-    return f"{answer}: enough for {fed:,.1f} GPUs of {each} each ({rate.source})."
+        ends = "" if low is None else f", 95 %: {low:.2f} to {high:.2f}"
+        return f"{answer}: too little for one GPU of {each} ({fed:.2f} of it{ends}; {rate.source})."
+    ends = "" if low is None else f" (95 %: {low:,.1f} to {high:,.1f})"
+    return f"{answer}: enough for {fed:,.1f} GPUs{ends} of {each} each ({rate.source})."
 
 
 def limit(whole: Drained, stages: Mapping[str, Drained], cpu_cores: int) -> str:

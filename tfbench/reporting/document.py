@@ -179,6 +179,11 @@ def percent(share: float | None, digits: int = 1, mark: Mark = "") -> Cell:
     return Cell("") if share is None else Cell(f"{100 * share:.{digits}f} %", share, mark)
 
 
+def percent_interval(low: float | None, high: float | None) -> Cell:
+    """A cell of both ends of a share's 95 % interval; nothing where there is none."""
+    return Cell("" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %")
+
+
 def interval(low: float | None, high: float | None, digits: int = 4) -> Cell:
     """A cell of both ends of a 95 % interval; nothing where there is none."""
     if low is None:

@@ -21,6 +21,7 @@ from tfbench.reporting.document import (
     interval,
     number,
     percent,
+    percent_interval,
     words,
 )
 from tfbench.reporting.naming import (
@@ -107,7 +108,7 @@ def ranking(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
         f"(between_runs_percent). {_OF_REPEATS} Their interval is that of the mean over runs: Student's from "
         "three runs on; of two it reaches from the lowest to the highest end of both. Behind a flag stands "
         "how many of them have it. The published result is the nearest that is known, never quite the same "
-        "run.",
+        "run. Shares of it and of the peak (MFU) have the rate's interval.",
         charts,
         tables,
         "" if tables else "No run ended well. Fill it with: python -m tfbench.train --model=resnet50",
@@ -196,7 +197,8 @@ def scaling(rows: Sequence[RunRecord], all_rows: Sequence[RunRecord]) -> Section
         "Scaling",
         "Samples per second of all GPUs as their number grows. Weak: the batch of each GPU stays the same; "
         "strong: the global batch does, so that each has less to do. Ideal is so many times the one-GPU row, "
-        "the efficiency the share of it that is reached. Lines join the newest runs.",
+        "the efficiency the share of it that is reached; its 95 % interval holds those of both rates. Lines "
+        "join the newest runs.",
         charts,
         tables,
         ""
@@ -236,7 +238,7 @@ def _scaling_chart(title: str, pairs: Sequence[Pair]) -> LineChart:
             row.num_gpus or 0,
             row.samples_per_sec or 0.0,
             f"{devices(row)}: {figure(row.samples_per_sec or 0.0)} samples/s, "
-            f"{100 * _efficiency(row, its_baseline)[0]:.1f} % of ideal",
+            f"{_with_ends(*_efficiency(row, its_baseline))} of ideal",
             row.samples_per_sec_low,
             row.samples_per_sec_high,
         )
@@ -246,17 +248,25 @@ def _scaling_chart(title: str, pairs: Sequence[Pair]) -> LineChart:
 
 
 def _efficiency(row: RunRecord, baseline: RunRecord) -> tuple[float, float | None, float | None]:
-    """Share of the ideal with its 95 % interval, where both rows have one.
+    """Share of the ideal with its 95 % interval, where both rows have one; a row is exactly its own ideal.
 
     It is the same for both modes: at the same global batch, step times are to each other as the rates upside
     down.
     """
     assert row.samples_per_sec
     assert baseline.samples_per_sec
+    if row is baseline:
+        return 1.0, None, None
     gpus = row.num_gpus or 1
     _, low, high = ratio(row, baseline)
     value = statistics.weak_scaling_efficiency(row.samples_per_sec, gpus, baseline.samples_per_sec)
     return value, None if low is None else low / gpus, None if high is None else high / gpus
+
+
+def _with_ends(share: float, low: float | None, high: float | None) -> str:
+    """A share as per cent with its 95 % interval, where it has one."""
+    ends = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{100 * share:.1f} %{ends}"
 
 
 def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
@@ -269,7 +279,6 @@ def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
     rows = []
     for row, baseline in lines:
         value, low, high = _efficiency(row, baseline)
-        ends = "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
         rows.append(
             [
                 words(devices(row)),
@@ -279,7 +288,7 @@ def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
                 interval(row.samples_per_sec_low, row.samples_per_sec_high),
                 number(row.step_time_ms_mean),
                 words("baseline") if row is baseline else percent(value),
-                words("" if row is baseline else ends),
+                percent_interval(low, high),
                 number(row.exposed_communication_ms, 3),
             ]
         )
