@@ -94,9 +94,7 @@ class TrainStep:
 
         It moves with any update, and is not finite where a weight is not.
         """
-        sums = tf.function(
-            lambda: [tf.reduce_sum(tf.abs(v.value)) for v in self.model.trainable_variables], autograph=False
-        )()
+        sums = [tf.reduce_sum(tf.abs(variable.value)) for variable in self.model.trainable_variables]
         return np.array([float(value) for value in sums])
 
     def gradients(self, batch: Batch, scale: Any, totals: Totals) -> tuple[Totals, list[Any]]:
