@@ -88,3 +88,31 @@ class TestInputTable:
         assert cells["input-jpeg"] == ["2.00", "125", "ok"]
         assert cells["resnet-jpeg"] == ["0.200", "0.800", "0.500", "ok"]
         assert cells["resnet-raw"] == ["-", "-", "0.500", "ok"]
+
+
+class TestMergeTuning:
+    def file(self, path, *results):
+        """A file of XLA's with results by the size of a product: places in cuBLAS's list."""
+        blocks = (
+            f'results {{\n  device: "H200"\n  hlo: "f16[{size}]"\n  result {{\n    gemm {{\n'
+            f"      algorithm: {place}\n    }}\n  }}\n  version: 22\n}}\n"
+            for size, place in results
+        )
+        path.write_text("version: 3\n" + "".join(blocks))
+        return path
+
+    def test_a_file_gains_what_it_lacks(self, tmp_path, capsys):
+        into, new = (
+            self.file(tmp_path / "into.txt", (8, -1)),
+            self.file(tmp_path / "new.txt", (9, -1), (7, 3)),
+        )
+        script("merge_tuning").main(str(into), str(new))
+        assert into.read_text() == self.file(tmp_path / "both.txt", (8, -1), (9, -1)).read_text()
+        assert "2 results; 1 left out" in capsys.readouterr().out
+
+    def test_a_damaged_file_is_named_and_nothing_written(self, tmp_path):
+        into, new = tmp_path / "into.txt", tmp_path / "new.txt"
+        new.write_text("nothing")
+        with pytest.raises(SystemExit, match=r"new\.txt: it begins with"):
+            script("merge_tuning").main(str(into), str(new))
+        assert not into.exists()

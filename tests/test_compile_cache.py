@@ -1,6 +1,7 @@
 """The folder of compiled programs: who gets one, what XLA is told, what a run finds and leaves."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tfbench.compile_cache import CompileCache, open_cache
 from tfbench.config import BenchmarkConfig
+from tfbench.hardware import tuning
 
 FACTS: dict[str, str | None] = {"gpu_name": "NVIDIA H200", "driver": "580.1", "tensorflow": "2.21.0"}
 
@@ -177,3 +179,145 @@ def test_tuning_that_cannot_be_kept_costs_no_run(tmp_path: Path, caplog: pytest.
     cache.tuned.mkdir()  # a folder cannot be replaced by a file
     assert cache.keep() == "warm"
     assert "is not kept" in caplog.text
+
+
+ENTRY = """results {{
+  device: "CUDA: 9.0, Cores: 132, DNN version: 9.19.0"
+  hlo: "{{\\n  ROOT dot = f16[{size},8] dot()\\n}}"
+  result {{
+    gemm {{
+      algorithm: -1
+    }}
+  }}
+  version: 22
+}}
+"""
+
+
+def results(*sizes: int) -> str:
+    """A file of XLA's with a result for products of these sizes."""
+    return "version: 3\n" + "".join(ENTRY.format(size=size) for size in sizes)
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of shipped files, with one of two results for FACTS' card and software."""
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    (folder / "NVIDIA_H200-tensorflow_2.21.0-cudnn_9.19.0.txt").write_text(results(1, 2))
+    monkeypatch.setattr(tuning, "SHIPPED", folder)
+    return folder
+
+
+CUDNN = {"nvidia-cudnn-cu12": "9.19.0.56"}
+
+
+def loaded(environ: dict[str, str], facts: dict[str, str | None] | None = None, **choices: Any) -> str | None:
+    """The file that XLA is told to load."""
+    assert open_cache(config(**choices), FACTS | CUDNN if facts is None else facts, environ) is not None
+    return flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from")
+
+
+@pytest.mark.parametrize(
+    ("found", "states"),
+    [
+        (results(1, 2), ["tuned", "partly"]),  # XLA writes what it loaded
+        (results(1, 2, 3), ["partly", "partly"]),  # and what it had to tune here
+    ],
+)
+def test_an_empty_cache_starts_from_what_is_shipped(
+    tmp_path: Path, shipped: Path, found: str, states: list[str]
+) -> None:
+    told = []
+    for program, path in (("first", next(shipped.iterdir())), ("second", None)):
+        environ = {"XDG_CACHE_HOME": str(tmp_path)}
+        cache = open_cache(config(), FACTS | CUDNN, environ)
+        assert cache is not None
+        expected = path or cache.tuned  # the second run has results of its own and loads no other
+        assert flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from") == str(expected)
+        tune(environ, found)
+        compile_program(environ, program)
+        told.append(cache.keep())
+        assert cache.tuned.read_text() == found
+    assert told == states
+    assert next(shipped.iterdir()).read_text() == results(1, 2)
+
+
+def test_collectives_inside_start_from_what_is_shipped(tmp_path: Path, shipped: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    cache = open_cache(config(collectives="inside"), FACTS | CUDNN, environ)
+    assert cache is not None
+    tune(environ, results(1, 2))
+    assert cache.keep() == "tuned"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gpu_name": "NVIDIA H200 NVL"},
+        {"gpu_name": None},
+        {"tensorflow": "2.21.1"},
+        {"nvidia-cudnn-cu12": "9.19.1.2"},
+        {"nvidia-cudnn-cu12": "9.1.9.0"},
+        {"nvidia-cudnn-cu13": "9.20.0.48"},  # either may be the one that is loaded
+        {"nvidia-cudnn-cu12": None},
+    ],
+    ids=str,
+)
+def test_another_card_or_software_starts_cold(
+    tmp_path: Path, shipped: Path, other: dict[str, str | None]
+) -> None:
+    assert loaded({"XDG_CACHE_HOME": str(tmp_path)}, FACTS | CUDNN | other) is None
+
+
+def test_without_nvidias_package_of_cudnn_its_version_is_not_known(tmp_path: Path, shipped: Path) -> None:
+    frontend: dict[str, str | None] = {"nvidia-cudnn-frontend": "9.19.0"}  # is no cuDNN
+    assert loaded({"XDG_CACHE_HOME": str(tmp_path)}, FACTS | frontend) is None
+    assert loaded({"XDG_CACHE_HOME": str(tmp_path)}, FACTS | frontend | CUDNN) is not None
+
+
+@pytest.mark.parametrize(
+    ("own", "choices", "is_used"),
+    [
+        ({"XLA_FLAGS": "--xla_gpu_cuda_data_dir=/usr/local/cuda"}, {}, True),
+        ({"XLA_FLAGS": "--xla_gpu_cuda_data_dir=/cuda --xla_gpu_enable_triton_gemm=false"}, {}, False),
+        ({"XLA_FLAGS": "/a/file/of/flags"}, {}, False),
+        ({"TF_DETERMINISTIC_OPS": "1"}, {}, False),
+        ({}, {"deterministic": True}, False),
+    ],
+    ids=str,
+)
+def test_shipped_choices_are_left_where_xla_is_asked_for_others(
+    tmp_path: Path, shipped: Path, own: dict[str, str], choices: dict[str, Any], is_used: bool
+) -> None:
+    assert (loaded({"XDG_CACHE_HOME": str(tmp_path), **own}, **choices) is not None) is is_used
+
+
+def test_determinism_by_the_environment_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    assert opened(tmp_path)[0].programs != opened(tmp_path, TF_DETERMINISTIC_OPS="1")[0].programs
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", results(1, 2)[:-20].encode()], ids=["bytes", "cut off"])
+def test_a_damaged_shipped_file_costs_no_run(
+    tmp_path: Path, shipped: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    (path,) = shipped.iterdir()
+    path.write_bytes(content)
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    cache = open_cache(config(), FACTS | CUDNN, environ)
+    assert cache is not None
+    assert flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from") is None
+    assert f"is not used: {path}" in caplog.text
+    tune(environ, "found")
+    compile_program(environ, "first")
+    assert cache.keep() == "cold"
+
+
+def test_paths_with_spaces_are_quoted(tmp_path: Path) -> None:
+    """XLA splits its flags at spaces, as a shell does."""
+    home = tmp_path / "a home"
+    cache, environ = opened(home)
+    assert shlex.split(environ["TF_XLA_FLAGS"]) == [f"--tf_xla_persistent_cache_directory={cache.programs}"]
+    assert shlex.split(environ["XLA_FLAGS"])[-1].startswith(
+        f"--xla_gpu_dump_autotune_results_to={cache.programs.parent}"
+    )

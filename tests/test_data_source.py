@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from data_helpers import IMAGE_MODEL, config_of, make
+from data_helpers import IMAGE_MODEL, TEXT_MODEL, config_of, make
 from step_helpers import strategy_of
 
-from tfbench.data import open_input, synthetic_batch
+from tfbench.data import open_input, synthetic_batch, transit
+from tfbench.models.spec import ModelSpec
 
 
 def batches_of(strategy: tf.distribute.Strategy, batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -51,6 +52,21 @@ def test_global_batch_is_the_replicas_batches_in_turn(num_replicas: int) -> None
             np.testing.assert_array_equal(np.concatenate([batch[name] for batch in batches]), value)
 
 
+@pytest.mark.parametrize(
+    ("data", "model"), [("synthetic", IMAGE_MODEL), ("digits", IMAGE_MODEL), ("pydoc", TEXT_MODEL)]
+)
+def test_integers_travel_as_what_tensorflow_keeps_on_a_gpu(data: str, model: ModelSpec) -> None:
+    config = config_of(data, cpu_replicas=2, per_replica_batch_size=4)
+    batches = batches_of(strategy_of(2), open_input(config, model, strategy_of(2)).next())
+    expected = make(config, model).as_numpy_iterator().next()
+    for name, value in expected.items():
+        travelled = batches[0][name]
+        assert travelled.dtype == (tf.int64 if value.dtype == np.int32 else value.dtype)
+    for name, value in transit.arrived(batches[0]).items():
+        assert value.dtype == expected[name].dtype
+        np.testing.assert_array_equal(value, batches[0][name])
+
+
 @pytest.mark.parametrize("data", ["synthetic", "digits"])
 def test_next_inside_a_compiled_loop(data: str) -> None:
     strategy = strategy_of(2)
@@ -62,7 +78,7 @@ def test_next_inside_a_compiled_loop(data: str) -> None:
 
     @tf.function
     def loop() -> tf.Tensor:
-        total = tf.constant(0)
+        total = tf.constant(0, tf.int64)
         for _ in tf.range(3):
             per_replica = strategy.run(label_sum, args=(source.next(),))
             total += strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)

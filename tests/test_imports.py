@@ -52,7 +52,7 @@ MAY_IMPORT = {
         "sweeping",
     },
     "repeats": {"config", "display", "flags", "measure", "records"},
-    "compile_cache": {"config"},
+    "compile_cache": {"config", "hardware"},
     "ceilings": {"compile_cache", "hardware", "microbench"},
     "microbench": {"config", "data", "devices", "display", "hardware", "measure", "models", "records"},
     "inputbench": {

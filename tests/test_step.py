@@ -21,12 +21,13 @@ from step_helpers import (
     times,
     toy_batch,
 )
+from tensorflow.python.eager import context  # public API has no other way to a function's parts
 
 from tfbench import precision
 from tfbench import step as step_module
 from tfbench.models.losses import IMAGE_MEAN, IMAGE_STANDARD_DEVIATION, PerExample
 from tfbench.models.spec import Batch, ModelSpec
-from tfbench.step import HostLoop, Totals
+from tfbench.step import UNROLLED_STEPS, HostLoop, Totals
 
 STEPS = 5
 
@@ -448,12 +449,52 @@ def test_xla_changes_nothing_for_images(images: dict[int, Outcome]) -> None:
 def test_steps_per_loop_changes_nothing_and_nothing_is_traced_twice() -> None:
     single = train(TOY, TOY_BATCHES, 2)
     together = start(TOY, TOY_BATCHES, 2)
-    totals = [together.loop(1), together.loop(4)]
+    totals = [together.loop(1)]
+    traces = together.loop.num_traces
+    totals.append(together.loop(4))
     assert [float(t.loss_last) for t in totals] == [single.losses[0], single.losses[4]]
     assert float(totals[1].loss_sum) == pytest.approx(sum(single.losses[1:]), rel=1e-6)
     for ours, theirs in zip(together.weights(), single.weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert together.loop.num_traces == 1
+    assert together.loop.num_traces == traces
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_calls_of_any_length_are_the_same_steps(num_replicas: int) -> None:
+    """More than a row of steps, and what is left of it."""
+    single, together = (start(TOY, TOY_BATCHES, num_replicas) for _ in range(2))
+    losses = single.losses(UNROLLED_STEPS + 5)
+    totals = [together.loop(2), together.loop(UNROLLED_STEPS + 3)]
+    assert float(totals[0].loss_sum) == pytest.approx(sum(losses[:2]), rel=1e-6)  # a later call left it alone
+    assert float(totals[1].loss_sum) == pytest.approx(sum(losses[2:]), rel=1e-6)
+    assert together.counts()[0] == UNROLLED_STEPS + 5
+    for ours, theirs in zip(together.weights(), single.weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_nothing_but_gradients_travels_between_replicas() -> None:
+    """Whatever else did would make the host wait for the devices in every step."""
+    training = start(TOY, TOY_BATCHES, 2, xla=True)
+    batch = training.loop.next_batch()
+    loop = HostLoop(training.strategy, training.step, lambda: batch)
+    collector = context.context()
+    collector.enable_graph_collection()
+    try:
+        loop(UNROLLED_STEPS)
+        graphs = collector.export_run_metadata().function_graphs
+    finally:
+        collector.disable_graph_collection()
+    parts = [part for graph in graphs for part in graph.partition_graphs]
+    sent = [
+        node.attr["tensor_name"].s.decode().split("_", 2)[2]  # after "edge", its number
+        for part in parts
+        for node in part.node
+        if node.op.endswith("Send")
+    ]
+    # The toy's gradients are one message: to the first replica, and their sum back.
+    assert sum(name.startswith("replica_1/") for name in sent) == UNROLLED_STEPS
+    assert sum(name.startswith("AddN") for name in sent) == UNROLLED_STEPS
+    assert len(sent) < 3 * UNROLLED_STEPS  # but for one, which brings the test's batch to where it is read
 
 
 def test_a_second_loop_over_the_same_step_compiles_nothing_again() -> None:
@@ -463,10 +504,12 @@ def test_a_second_loop_over_the_same_step_compiles_nothing_again() -> None:
     assert set(before) == {(name, replica) for name in ("gradients", "update") for replica in (0, 1)}
     other = HostLoop(training.strategy, training.step, training.loop.next_batch)
     other(2)
-    assert other.num_traces == 1
+    traces = other.num_traces
+    other(2)
+    assert other.num_traces == traces
     assert training.step._compiled == before  # the same programs, and each traced once
     assert [program.experimental_get_tracing_count() for program in before.values()] == [1] * 4
-    assert training.counts()[0] == 3
+    assert training.counts()[0] == 5
 
 
 def test_programs_have_the_same_names_whatever_was_traced_before() -> None:

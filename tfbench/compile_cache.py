@@ -14,9 +14,13 @@ from pathlib import Path
 import psutil
 
 from tfbench.config import BenchmarkConfig
+from tfbench.hardware import tuning
 
 _LOAD, _DUMP = "--xla_gpu_load_autotune_results_from", "--xla_gpu_dump_autotune_results_to"
 _PROGRAMS = "--tf_xla_persistent_cache_directory"
+# The user's own settings of XLA, of which TensorFlow's key for a program leaves the flags out.
+_OWN = ("XLA_FLAGS", "TF_XLA_FLAGS", "TF_DETERMINISTIC_OPS")
+_CUDA_FOLDER = "--xla_gpu_cuda_data_dir="
 
 log = logging.getLogger("tfbench")
 
@@ -32,12 +36,13 @@ class CompileCache:
     Args:
         folder: made where it is not there.
         with_programs: False keeps what XLA's tuning found only.
+        shipped: XLA's tuning results to start from where the folder has none; they then stay among its own.
 
     Raises:
         OSError: the folder cannot be made, or written to.
     """
 
-    def __init__(self, folder: Path, with_programs: bool = True):
+    def __init__(self, folder: Path, with_programs: bool = True, shipped: Path | None = None):
         self.with_programs = with_programs
         self.programs = folder / "programs"
         self.tuned, self._new = folder / "tuned.txt", folder / f"tuned.{os.getpid()}.txt"
@@ -47,6 +52,7 @@ class CompileCache:
                 pass
         self._clean(folder)
         self._known, self._was_tuned = set(os.listdir(self.programs)), self.tuned.exists()
+        self._shipped = None if self._was_tuned else shipped
 
     def _clean(self, folder: Path) -> None:
         """Removes what killed runs left.
@@ -60,25 +66,31 @@ class CompileCache:
 
     def set_environment(self, environ: MutableMapping[str, str]) -> None:
         """Let XLA read and fill the cache."""
-        load = [f"{_LOAD}={self.tuned}"] if self._was_tuned else []
-        _add(environ, "XLA_FLAGS", *load, f"{_DUMP}={self._new}")
+        known = self.tuned if self._was_tuned else self._shipped
+        load = [_flag(_LOAD, known)] if known else []
+        _add(environ, "XLA_FLAGS", *load, _flag(_DUMP, self._new))
         if self.with_programs:
-            _add(environ, "TF_XLA_FLAGS", f"{_PROGRAMS}={self.programs}")
+            _add(environ, "TF_XLA_FLAGS", _flag(_PROGRAMS, self.programs))
 
     def keep(self) -> str:
         """Keep what this run has tuned; what the cache was to it.
 
         Returns:
-            "warm": every program came from the cache; "partly": some were compiled, with the tuning of
-            earlier runs to start from; "cold": without.
+            "warm": every program came from the cache. Else some were compiled, "tuned": with all of the
+            tuning shipped with tfbench; "partly": with the tuning of earlier runs, or not all of it shipped,
+            to start from; "cold": without.
         """
+        tuned_here = False
         try:
             if self._new.exists():  # holds what was loaded too
+                tuned_here = self._shipped is not None and _count(self._new) > _count(self._shipped)
                 self._new.replace(self.tuned)
         except OSError as error:
             log.warning("what XLA has tuned is not kept: %s", error)
         if self.with_programs and set(os.listdir(self.programs)) <= self._known:
             return "warm"
+        if self._shipped:
+            return "partly" if tuned_here else "tuned"
         return "partly" if self._was_tuned else "cold"
 
 
@@ -97,19 +109,50 @@ def open_cache(
             user's own XLA flags are added here, because TensorFlow's key leaves them out.
         environ: changed; flags of the user that point to another cache stay, and there is no cache then.
     """
-    own = environ.get("XLA_FLAGS", "") + environ.get("TF_XLA_FLAGS", "")
+    own = "".join(environ.get(name, "") for name in _OWN)
     usable = config.compile_cache and config.gpus and config.xla
     if not usable or any(flag in own for flag in (_LOAD, _DUMP, _PROGRAMS)):
         return None
     parts = sorted(f"{name}={value}" for name, value in facts.items())
     key = hashlib.sha256("\n".join([*parts, own]).encode()).hexdigest()[:16]
     try:
-        cache = CompileCache(user_cache_dir(environ) / "compiled" / key, config.collectives == "outside")
+        folder = user_cache_dir(environ) / "compiled" / key
+        shipped = _shipped(config, facts, environ)
+        cache = CompileCache(folder, config.collectives == "outside", shipped)
     except OSError as error:  # a home that cannot be written costs time, not the run
         log.warning("no compiled program is kept: %s", error)
         return None
     cache.set_environment(environ)
     return cache
+
+
+def _shipped(
+    config: BenchmarkConfig, facts: dict[str, str | None], environ: MutableMapping[str, str]
+) -> Path | None:
+    """What tfbench ships for this card and software, where nothing asks XLA for choices of another kind.
+
+    XLA takes known results unseen, so one that is not deterministic, or of a kind that the user has switched
+    off, would come back with them. Which of XLA's hundreds of flags bear on it differs from version to
+    version: with any but CUDA's folder there is none.
+    """
+    settings = environ.get("XLA_FLAGS", "").split() + environ.get("TF_DETERMINISTIC_OPS", "").split()
+    if config.deterministic or any(not setting.startswith(_CUDA_FOLDER) for setting in settings):
+        return None
+    try:
+        return tuning.shipped(facts)
+    except (OSError, ValueError) as error:
+        log.warning("the tuning that tfbench ships is not used: %s", error)
+        return None
+
+
+def _count(path: Path) -> int:
+    """Results in a file of XLA's."""
+    return path.read_text(encoding="utf-8").count(f"\n{tuning.RESULT}")
+
+
+def _flag(name: str, path: Path) -> str:
+    """A flag as XLA reads it; a space ends one that is not quoted."""
+    return f'{name}="{path}"' if " " in f"{path}" else f"{name}={path}"
 
 
 def _add(environ: MutableMapping[str, str], name: str, *flags: str) -> None:

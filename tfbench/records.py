@@ -109,8 +109,8 @@ class RunRecord:
     time_to_first_step_s: float | None = _column("s", "start of the build to the end of the first step")
     cache_state: str | None = _column(
         "",
-        "warm: every compiled program came from the cache; partly: some were compiled, with known tuning; "
-        "cold: without; empty: no cache",
+        "warm: every compiled program came from the cache; tuned: some were compiled, with all of XLA's "
+        "tuning from tfbench's own files; partly: with some tuning known; cold: without; empty: no cache",
     )
 
     flops_per_sample: int | None = _column(

@@ -5,7 +5,7 @@ all-reduce, and one compiled program for the finite check and the update; or, by
 Compiling around `strategy.run` instead fails with two replicas ("access resource … located in device").
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -14,12 +14,14 @@ import tensorflow as tf
 from tensorflow.python.framework import ops  # public API has no other way to TensorFlow's numbers
 
 from tfbench.config import BenchmarkConfig
+from tfbench.data.transit import arrived
 from tfbench.models.spec import Batch, ModelSpec
 from tfbench.optimizers import OPTIMIZERS, Hyperparameters, learning_rate_at
 from tfbench.precision import PRECISIONS
 
 LOSS_SCALE_GROWTH_STEPS = 2000  # finite steps before the scale doubles: Keras' and NVIDIA's usual value
 LARGE_GRADIENT_ELEMENTS = 2**20  # BERT-large's matrices are, of ResNet-50's layers the last
+UNROLLED_STEPS = 10  # of several replicas, traced in a row: tfbench.config's steps_per_loop on GPUs
 # For the functions that are traced before a program and inside it; to count over them takes 20 ms.
 NUMBERS_OF_A_PROGRAM = 100_000
 
@@ -104,7 +106,7 @@ class TrainStep:
             totals; the packed gradients, times the loss scale. They are summed in float32 here and travel
             in the compute dtype, half the bytes under mixed precision.
         """
-        micro_batches = _split(batch, self.config.accumulate)
+        micro_batches = _split(arrived(batch), self.config.accumulate)
         summed: list[Any] = []
         totals = totals._replace(loss_last=tf.zeros_like(totals.loss_last))
         for index, micro_batch in enumerate(micro_batches):
@@ -221,7 +223,13 @@ class TrainStep:
 
 
 class HostLoop:
-    """Runs steps inside one `tf.function`, with no host read between them.
+    """Runs many steps in one call, with no host read between them.
+
+    The host is to hand out steps ahead of the devices, so nothing may travel between devices but gradients:
+    it would wait for each such message until the devices have done all that they were given. The totals are
+    variables, each replica's on its own device, and read there. Steps of one replica are a loop inside a
+    `tf.function`; of several they are UNROLLED_STEPS in a row, because the loop's condition lives on one
+    device and is told to the others at every turn.
 
     Args:
         step: (batch, totals) → totals on each replica: a TrainStep built in `strategy`'s scope.
@@ -232,24 +240,64 @@ class HostLoop:
         self, strategy: tf.distribute.Strategy, step: Callable[..., Totals], next_batch: Callable[[], Any]
     ):
         self.strategy, self.step, self.next_batch = strategy, step, next_batch
+        with strategy.scope():
+            self._totals = Totals(*[_state(0.0) for _ in Totals._fields])
+        self._start = tf.function(self._zero_totals, autograph=False)
         self._loop = tf.function(self._run)
+        self._row = tf.function(self._run_in_a_row, autograph=False)
+        self._rows = (UNROLLED_STEPS, 1) if strategy.num_replicas_in_sync > 1 else ()
 
     def __call__(self, num_steps: int) -> Totals:
-        """Start `num_steps` updates; returns their totals over all replicas, not yet read from the device."""
-        return self._loop(tf.constant(num_steps))
+        """Start `num_steps` updates.
+
+        Returns:
+            Their totals over all replicas, still on the devices: `float()` waits for one and reads it.
+        """
+        self._start()
+        if self._rows:
+            for length in self._rows:  # traced before the first step, lest it be done in a later call
+                self._row.get_concrete_function(length)
+            long, short = divmod(num_steps, UNROLLED_STEPS)
+            for length in [UNROLLED_STEPS] * long + [1] * short:
+                self._row(length)
+        else:
+            self._loop(tf.constant(num_steps))
+        each = map(self.strategy.experimental_local_results, self._totals)
+        return Totals(*[_Sum([own.read_value() for own in total]) for total in each])
 
     @property
     def num_traces(self) -> int:
-        """How often the loop was traced; more than once means that a step was not the one compiled."""
-        return self._loop.experimental_get_tracing_count()
+        """How often steps were traced; more after a later call means that a step was not the one compiled."""
+        functions = (self._start, self._loop, self._row)
+        return sum(function.experimental_get_tracing_count() for function in functions)
 
-    def _run(self, num_steps: Any) -> Totals:
-        totals = self.strategy.run(lambda: Totals(*[tf.constant(0.0)] * len(Totals._fields)))
+    def _run(self, num_steps: Any) -> None:
         for _ in tf.range(num_steps):
-            totals = self.strategy.run(self.step, args=(self.next_batch(), totals))
-        return Totals(
-            *[self.strategy.reduce(tf.distribute.ReduceOp.SUM, total, axis=None) for total in totals]
-        )
+            self.strategy.run(self._step, args=(self.next_batch(),))
+
+    def _run_in_a_row(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.strategy.run(self._step, args=(self.next_batch(),))
+
+    def _step(self, batch: Batch) -> None:
+        self._set_totals(self.step(batch, Totals(*map(tf.convert_to_tensor, self._totals))))
+
+    def _zero_totals(self) -> None:
+        self.strategy.run(lambda: self._set_totals(Totals(*[tf.constant(0.0)] * len(Totals._fields))))
+
+    def _set_totals(self, totals: Totals) -> None:
+        for kept, total in zip(self._totals, totals, strict=True):
+            kept.assign(total)
+
+
+class _Sum:
+    """Of one number of every replica, added up when it is read: the host would wait for a sum over GPUs."""
+
+    def __init__(self, parts: Sequence[Any]):
+        self._parts = parts
+
+    def __float__(self) -> float:
+        return float(sum(float(part) for part in self._parts))
 
 
 def _is_large(gradient: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tfbench.config import BenchmarkConfig
 from tfbench.data import dali, service
 from tfbench.data.spec import InputLog, Shard
+from tfbench.data.transit import departing
 from tfbench.models.spec import Batch, ModelSpec
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ BATCHES_ON_DEVICE = 2
 class Input:
     """Where the step takes its batches from."""
 
-    next: Callable[[], Any]  # → batch of each replica, for strategy.run; also inside a tf.function
+    # → batch of each replica, as `transit.departing` makes it, for strategy.run; also inside a tf.function
+    next: Callable[[], Any]
     resident: bool  # the same batch every time, on the device before the first step
     log: InputLog = dataclasses.field(default_factory=InputLog)  # what the pipelines have to say
 
@@ -51,7 +53,7 @@ def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribut
 
     def dataset_fn(context: "tf.distribute.InputContext") -> "tf.data.Dataset":
         shard = Shard(context.input_pipeline_id, context.num_input_pipelines, log)
-        return service.computed(dataset_spec.make(config, spec, shard), config, shard)
+        return service.computed(dataset_spec.make(config, spec, shard), config, shard).map(departing)
 
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=BATCHES_ON_DEVICE)
     iterator = iter(strategy.distribute_datasets_from_function(dataset_fn, options))
@@ -69,7 +71,7 @@ def _resident_batch(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.dist
     def value_fn(context: "tf.distribute.experimental.ValueContext") -> Batch:
         replica = context.replica_id_in_sync_group
         with tf.device(devices[replica % len(devices)]):
-            return synthetic_batch(config, spec, seed=config.seed + replica)
+            return departing(synthetic_batch(config, spec, seed=config.seed + replica))
 
     batch: Batch = strategy.experimental_distribute_values_from_function(value_fn)
     return batch
