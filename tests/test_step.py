@@ -472,6 +472,20 @@ def test_calls_of_any_length_are_the_same_steps(num_replicas: int) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_the_first_step_is_one_and_leaves_tracing_for_later(num_replicas: int) -> None:
+    single, ours = (start(TOY, TOY_BATCHES, num_replicas) for _ in range(2))
+    first = ours.loop.first_step()
+    assert float(first.loss_sum) == float(first.loss_last) == single.losses(1)[0]
+    traces = ours.loop.num_traces
+    ours.loop.trace()
+    rest = ours.loop.num_traces - traces
+    assert rest == (0 if num_replicas == 1 else 1)  # steps in a row
+    ours.loop(UNROLLED_STEPS + 1)
+    assert ours.loop.num_traces == traces + rest
+    assert ours.counts()[0] == UNROLLED_STEPS + 2
+
+
 def test_nothing_but_gradients_travels_between_replicas() -> None:
     """Whatever else did would make the host wait for the devices in every step."""
     training = start(TOY, TOY_BATCHES, 2, xla=True)

@@ -133,9 +133,10 @@ def warm_up(
     observed.weights_before = training.step.fingerprint()
     call_start_s = time.monotonic()
     with _without_garbage_collection():
-        first = training.loop(1)
+        first = training.loop.first_step()
         loss = float(first.loss_last)
-    end_s = time.monotonic()
+        end_s = time.monotonic()
+        training.loop.trace()
     observed.facts |= {"time_to_first_step_s": end_s - build_start_s}
     observed.first_call_s = end_s - call_start_s
     observed.steps_run = 1

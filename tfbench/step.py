@@ -96,9 +96,7 @@ class TrainStep:
 
         It moves with any update, and is not finite where a weight is not.
         """
-        sums = tf.function(
-            lambda: [tf.reduce_sum(tf.abs(v.value)) for v in self.model.trainable_variables], autograph=False
-        )()
+        sums = [tf.reduce_sum(tf.abs(variable.value)) for variable in self.model.trainable_variables]
         return np.array([float(value) for value in sums])
 
     def gradients(self, batch: Batch, scale: Any, totals: Totals) -> tuple[Totals, list[Any]]:
@@ -255,10 +253,21 @@ class HostLoop:
         Returns:
             Their totals over all replicas, still on the devices: `float()` waits for one and reads it.
         """
+        self.trace()
+        return self._started(num_steps)
+
+    def first_step(self) -> Totals:
+        """As a call for one update, but nothing is traced that it does not need: `trace` does the rest."""
+        return self._started(1)
+
+    def trace(self) -> None:
+        """Trace what any call needs, lest it be done in a timed one."""
+        for length in self._rows:
+            self._row.get_concrete_function(length)
+
+    def _started(self, num_steps: int) -> Totals:
         self._start()
         if self._rows:
-            for length in self._rows:  # traced before the first step, lest it be done in a later call
-                self._row.get_concrete_function(length)
             long, short = divmod(num_steps, UNROLLED_STEPS)
             for length in [UNROLLED_STEPS] * long + [1] * short:
                 self._row(length)
