@@ -13,7 +13,6 @@ from tfbench.records import RunRecord
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-SITTINGS = ("02:33", "03:34", "07:01", "09:27", "11:26", "12:33")
 
 
 def measured() -> str:
@@ -27,13 +26,8 @@ def measured() -> str:
     rows.sort(key=lambda row: (row.model, row.seq_length or 0, row.per_replica_batch_size, row.num_gpus))
     repeats: dict[tuple[str, str], list[RunRecord]] = {}
     for row in rows:
-        repeats.setdefault((row.run_key, sitting(row)), []).append(row)
+        repeats.setdefault((row.run_key, row.gpu_uuids), []).append(row)
     return "\n".join(lines + [measured_line(group) for group in repeats.values()])
-
-
-def sitting(row: RunRecord) -> str:
-    """The last of results/h200/README.md's sittings, each on another machine, that had begun."""
-    return max(begun for begun in SITTINGS if begun <= row.started_at[11:16])
 
 
 def measured_line(repeats: list[RunRecord]) -> str:

@@ -312,7 +312,7 @@ def test_row_with_a_cell_too_few_is_named(path):
 # Older schemas.
 
 # What a schema did not have yet.
-ADDED_BY_3 = {"strong_scaling_efficiency_low", "strong_scaling_efficiency_high"}
+ADDED_BY_3 = {"strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "gpu_uuids"}
 LACKS = {
     1: ADDED_BY_3 | {
         "parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores",
@@ -576,6 +576,18 @@ def test_newest_baseline_wins_wherever_it_stands():
 )  # fmt: skip
 def test_each_difference_blocks_the_baseline(name, value):
     assert records.find_baseline([gpu_row(1, **{name: value})], gpu_row(4)) is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "found"),
+    [
+        ("GPU-a", "GPU-a,GPU-b", True), ("GPU-b", "GPU-a,GPU-b", True), ("GPU-c", "GPU-a,GPU-b", False),
+        (None, "GPU-a,GPU-b", True), ("GPU-a", None, True),
+    ],
+)  # fmt: skip
+def test_the_baseline_is_of_one_of_the_same_cards(theirs, ours, found):
+    one = gpu_row(1, gpu_uuids=theirs)
+    assert records.find_baseline([one], gpu_row(2, gpu_uuids=ours)) is (one if found else None)
 
 
 @pytest.mark.parametrize("parallel_runs", [None, 1])

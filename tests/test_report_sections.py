@@ -286,6 +286,13 @@ def test_rows_without_a_run_key_are_no_repeats():
     assert len(sections.ranking(rows, names(*rows)).charts[0].bars) == 2
 
 
+def test_runs_on_two_cards_are_no_repeats():
+    cards = zip(repeated(980.0, 1000.0, 1020.0), "xyx", strict=True)
+    rows = [dataclasses.replace(each, gpu_uuids=card) for each, card in cards]
+    labels = [bar.label for bar in sections.ranking(rows, names(*rows)).charts[0].bars]
+    assert sorted("2 runs" in label for label in labels) == [False, True]
+
+
 def test_repeats_with_equal_names_are_told_apart_by_their_first_start():
     rows = [*repeated(1000.0, 1010.0), *repeated(1100.0, 1110.0, 1120.0, run_key="b"), row(run_key="c")]
     assert [line["run"][0] for line in cells(sections.ranking(rows, names(*rows)))[:3]] == [

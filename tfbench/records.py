@@ -188,6 +188,9 @@ class RunRecord:
     gpu_name: str | None = _column("", "name of the GPU")
     compute_capability: str | None = _column("", "compute capability of the GPU")
     gpu_indices: str | None = _column("", "numbers of the GPUs used, by NVML, joined by commas")
+    gpu_uuids: str | None = _column(
+        "", "UUIDs of the GPUs used, by NVML, joined by commas: cards of one kind differ"
+    )
     topology: str | None = _column(
         "",
         "link of the worst connected pair of these GPUs, as in nvidia-smi topo -m: NV18, PIX, SYS, …; empty "
@@ -223,7 +226,7 @@ _ADDED_BY = {
     2: frozenset(
         {"parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores"}
     ),
-    3: frozenset({"strong_scaling_efficiency_low", "strong_scaling_efficiency_high"}),
+    3: frozenset({"strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "gpu_uuids"}),
 }
 
 
@@ -483,7 +486,8 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
 
     All that changes the time of a step must be alike but the number of replicas. The batch is compared per
     replica, or globally where `record` scales strongly. A row that ran beside others shared cores, memory and
-    perhaps power with them: it is none.
+    perhaps power with them: it is none. Cards of one kind differ by some per cent, so the one GPU must be one
+    of the record's, where both rows say which they used.
 
     Returns:
         The row; None where there is none, and for a record of one GPU or of the CPU, which scales nothing.
@@ -499,8 +503,15 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
         and row.samples_per_sec
         and (row.parallel_runs or 1) == 1
         and _baseline_key(row) == wanted
+        and _on_its_cards(row, record)
     ]
     return max(candidates, key=lambda row: row.started_at or "", default=None)
+
+
+def _on_its_cards(row: RunRecord, record: RunRecord) -> bool:
+    """Whether a row used no other GPU than the record did, as far as they say."""
+    ours, theirs = ({*(each.gpu_uuids or "").split(",")} - {""} for each in (record, row))
+    return not ours or theirs <= ours
 
 
 def baseline_command(record: RunRecord) -> str:

@@ -52,6 +52,7 @@ def look_around(
             "compute_capability": ".".join(map(str, capability)) if capability else None,
             "driver": probe.driver,
             "gpu_indices": ",".join(f"{gpu.index}" for gpu in visible),
+            "gpu_uuids": ",".join(gpu.uuid or "" for gpu in visible),
             "topology": topology.topology(visible),
         }
         load = preexisting_load(visible)

@@ -11,8 +11,8 @@ from tfbench.reporting.document import Cell, words
 from tfbench.reporting.naming import MachineNames, grouped, labels, setup, started
 
 # What makes a run another one although run key and setup are the same: its user's label, runs beside it on
-# the machine, and limits of the card.
-_APART = ("run_key", "tag", "parallel_runs", "power_limit_w", "sm_clock_mhz_max")
+# the machine, and the card with its limits.
+_APART = ("run_key", "tag", "parallel_runs", "gpu_uuids", "power_limit_w", "sm_clock_mhz_max")
 
 
 @dataclasses.dataclass(frozen=True)
