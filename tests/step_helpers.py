@@ -191,7 +191,9 @@ def start(spec: ModelSpec, batches: list[Batch], num_replicas: int = 1, **choice
     strategy = strategy_of(num_replicas)
     with strategy.scope(), dtype_policy(PRECISIONS[config.precision].policy):
         step = TrainStep(spec.build(config), spec, config)
-    return Training(strategy, config, step, HostLoop(strategy, step, _in_turn(strategy, batches)))
+    return Training(
+        strategy, config, step, HostLoop(strategy, step, _in_turn(strategy, batches), config.steps_per_loop)
+    )
 
 
 def _in_turn(strategy: tf.distribute.Strategy, batches: list[Batch]) -> Callable[[], Any]:

@@ -48,7 +48,7 @@ def trained(num_replicas=1, slow_input=False, resident=False, steps_per_loop=2):
     iterator = iter(toy.strategy.distribute_datasets_from_function(lambda _: dataset))
     batch = next(iterator)
     source = Input(next=(lambda: batch) if resident else (lambda: next(iterator)), resident=resident)
-    loop = HostLoop(toy.strategy, toy.step, source.next)
+    loop = HostLoop(toy.strategy, toy.step, source.next, steps_per_loop)
     return toy.config, Training(toy.strategy, toy.step, source, loop)
 
 

@@ -27,9 +27,10 @@ from tfbench import precision
 from tfbench import step as step_module
 from tfbench.models.losses import IMAGE_MEAN, IMAGE_STANDARD_DEVIATION, PerExample
 from tfbench.models.spec import Batch, ModelSpec
-from tfbench.step import UNROLLED_STEPS, HostLoop, Totals
+from tfbench.step import HostLoop, Totals
 
 STEPS = 5
+ROW = 4  # steps that several replicas make in a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -462,39 +463,39 @@ def test_steps_per_loop_changes_nothing_and_nothing_is_traced_twice() -> None:
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_calls_of_any_length_are_the_same_steps(num_replicas: int) -> None:
     """More than a row of steps, and what is left of it."""
-    single, together = (start(TOY, TOY_BATCHES, num_replicas) for _ in range(2))
-    losses = single.losses(UNROLLED_STEPS + 5)
-    totals = [together.loop(2), together.loop(UNROLLED_STEPS + 3)]
+    single, together = (start(TOY, TOY_BATCHES, num_replicas, steps_per_loop=each) for each in (1, ROW))
+    losses = single.losses(ROW + 5)
+    totals = [together.loop(2), together.loop(ROW + 3)]
     assert float(totals[0].loss_sum) == pytest.approx(sum(losses[:2]), rel=1e-6)  # a later call left it alone
     assert float(totals[1].loss_sum) == pytest.approx(sum(losses[2:]), rel=1e-6)
-    assert together.counts()[0] == UNROLLED_STEPS + 5
+    assert together.counts()[0] == ROW + 5
     for ours, theirs in zip(together.weights(), single.weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_the_first_step_is_one_and_leaves_tracing_for_later(num_replicas: int) -> None:
-    single, ours = (start(TOY, TOY_BATCHES, num_replicas) for _ in range(2))
+    single, ours = (start(TOY, TOY_BATCHES, num_replicas, steps_per_loop=each) for each in (1, ROW))
     first = ours.loop.first_step()
     assert float(first.loss_sum) == float(first.loss_last) == single.losses(1)[0]
     traces = ours.loop.num_traces
     ours.loop.trace()
     rest = ours.loop.num_traces - traces
     assert rest == (0 if num_replicas == 1 else 1)  # steps in a row
-    ours.loop(UNROLLED_STEPS + 1)
+    ours.loop(ROW + 1)
     assert ours.loop.num_traces == traces + rest
-    assert ours.counts()[0] == UNROLLED_STEPS + 2
+    assert ours.counts()[0] == ROW + 2
 
 
 def test_nothing_but_gradients_travels_between_replicas() -> None:
     """Whatever else did would make the host wait for the devices in every step."""
     training = start(TOY, TOY_BATCHES, 2, xla=True)
     batch = training.loop.next_batch()
-    loop = HostLoop(training.strategy, training.step, lambda: batch)
+    loop = HostLoop(training.strategy, training.step, lambda: batch, ROW)
     collector = context.context()
     collector.enable_graph_collection()
     try:
-        loop(UNROLLED_STEPS)
+        loop(ROW)
         graphs = collector.export_run_metadata().function_graphs
     finally:
         collector.disable_graph_collection()
@@ -506,9 +507,9 @@ def test_nothing_but_gradients_travels_between_replicas() -> None:
         if node.op.endswith("Send")
     ]
     # The toy's gradients are one message: to the first replica, and their sum back.
-    assert sum(name.startswith("replica_1/") for name in sent) == UNROLLED_STEPS
-    assert sum(name.startswith("AddN") for name in sent) == UNROLLED_STEPS
-    assert len(sent) < 3 * UNROLLED_STEPS  # but for one, which brings the test's batch to where it is read
+    assert sum(name.startswith("replica_1/") for name in sent) == ROW
+    assert sum(name.startswith("AddN") for name in sent) == ROW
+    assert len(sent) < 3 * ROW  # but for one, which brings the test's batch to where it is read
 
 
 def test_a_second_loop_over_the_same_step_compiles_nothing_again() -> None:

@@ -4,7 +4,6 @@ All variants run in the process of the run, on the programs that it has compiled
 moment of the machine falls on all of them.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +18,6 @@ from tfbench.training import Training, run_steps
 
 ROUNDS = 6  # windows of each variant
 OTHER_STEPS_PER_CALL = 10  # compared with a loop of one step a call
-
-
-@dataclasses.dataclass(frozen=True)
-class _Variant:
-    loop: Any
-    steps_per_call: int
 
 
 def measure_parts(config: BenchmarkConfig, training: Training, display: Display) -> verdict.Parts:
@@ -50,41 +43,39 @@ def measure_input_wait(config: BenchmarkConfig, training: Training, observed: Ob
     return max(1 - without_ms / statistics.step_time_ms(observed.windows).mean, 0.0)
 
 
-def _measure(config: BenchmarkConfig, variants: dict[str, _Variant], rounds: int) -> dict[str, list[Window]]:
+def _measure(config: BenchmarkConfig, variants: dict[str, Any], rounds: int) -> dict[str, list[Window]]:
     """`rounds` windows of each variant, in turn."""
     timers = {name: WindowTimer(devices.synchronize) for name in variants}
     steps = config.steps_of_windows[0]
-    for variant in variants.values():  # traces each loop; compiles nothing anew
-        run_steps(variant.loop, variant.steps_per_call, variant.steps_per_call)
+    for loop in variants.values():  # traces each loop; compiles nothing anew
+        run_steps(loop, loop.steps_per_call, loop.steps_per_call)
     for _ in range(rounds):
-        for name, variant in variants.items():
+        for name, loop in variants.items():
             with timers[name].window() as counted:
-                run_steps(variant.loop, steps, variant.steps_per_call)
+                run_steps(loop, steps, loop.steps_per_call)
                 counted.add(steps, steps * config.global_batch_size)
     return {name: timer.windows for name, timer in timers.items()}
 
 
-def _variants(config: BenchmarkConfig, training: Training) -> dict[str, _Variant]:
+def _variants(config: BenchmarkConfig, training: Training) -> dict[str, Any]:
     """What this run can be compared with."""
     from tfbench.step import HostLoop
 
-    variants = {"as it is": _Variant(training.loop, config.steps_per_loop)}
+    variants = {"as it is": training.loop}
     loop = functools.partial(HostLoop, training.strategy)
     next_batch = training.source.next
     if not training.source.resident:
-        variants["input alone"] = _Variant(loop(_only_read, next_batch), config.steps_per_loop)
+        variants["input alone"] = loop(_only_read, next_batch, config.steps_per_loop)
         variants["without input"], next_batch = _without_input(config, training)
     if config.num_replicas > 1 and config.collectives == "outside":
         alone = functools.partial(training.step, reduce=False)
-        variants["without all-reduce"] = _Variant(loop(alone, next_batch), config.steps_per_loop)
+        variants["without all-reduce"] = loop(alone, next_batch, config.steps_per_loop)
     other = 1 if config.steps_per_loop > 1 else OTHER_STEPS_PER_CALL
-    variants[f"with {other} a call"] = _Variant(loop(training.step, next_batch), other)
+    variants[f"with {other} a call"] = loop(training.step, next_batch, other)
     return variants
 
 
-def _without_input(
-    config: BenchmarkConfig, training: Training
-) -> tuple[_Variant, Callable[[], dict[str, Any]]]:
+def _without_input(config: BenchmarkConfig, training: Training) -> tuple[Any, Callable[[], dict[str, Any]]]:
     """The step on one batch of the data that stays on the devices, and what gives this batch."""
     from tfbench.step import HostLoop
 
@@ -93,8 +84,7 @@ def _without_input(
     def resident() -> dict[str, Any]:
         return batch
 
-    loop = HostLoop(training.strategy, training.step, resident)
-    return _Variant(loop, config.steps_per_loop), resident
+    return HostLoop(training.strategy, training.step, resident, config.steps_per_loop), resident
 
 
 def _only_read(batch: dict[str, Any], totals: Any) -> Any:
@@ -106,7 +96,7 @@ def _only_read(batch: dict[str, Any], totals: Any) -> Any:
 
 
 def _parts(
-    config: BenchmarkConfig, variants: dict[str, _Variant], windows: dict[str, list[Window]]
+    config: BenchmarkConfig, variants: dict[str, Any], windows: dict[str, list[Window]]
 ) -> verdict.Parts:
     """From the variants' windows to the parts of a step."""
     as_is, other_name = windows["as it is"], list(variants)[-1]

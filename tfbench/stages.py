@@ -120,7 +120,7 @@ def build(config: BenchmarkConfig, strategy: Any, observed: Observed) -> Trainin
         "num_params": step.num_params,
     }
     source = open_input(config, spec, strategy)
-    return Training(strategy, step, source, HostLoop(strategy, step, source.next))
+    return Training(strategy, step, source, HostLoop(strategy, step, source.next, config.steps_per_loop))
 
 
 def warm_up(

@@ -21,7 +21,6 @@ from tfbench.precision import PRECISIONS
 
 LOSS_SCALE_GROWTH_STEPS = 2000  # finite steps before the scale doubles: Keras' and NVIDIA's usual value
 LARGE_GRADIENT_ELEMENTS = 2**20  # BERT-large's matrices are, of ResNet-50's layers the last
-UNROLLED_STEPS = 10  # of several replicas, traced in a row: tfbench.config's steps_per_loop on GPUs
 # For the functions that are traced before a program and inside it; to count over them takes 20 ms.
 NUMBERS_OF_A_PROGRAM = 100_000
 
@@ -228,24 +227,32 @@ class HostLoop:
     The host is to hand out steps ahead of the devices, so nothing may travel between devices but gradients:
     it would wait for each such message until the devices have done all that they were given. The totals are
     variables, each replica's on its own device, and read there. Steps of one replica are a loop inside a
-    `tf.function`; of several they are UNROLLED_STEPS in a row, because the loop's condition lives on one
+    `tf.function`; of several they are traced one after the other, because a loop's condition lives on one
     device and is told to the others at every turn.
 
     Args:
         step: (batch, totals) → totals on each replica: a TrainStep built in `strategy`'s scope.
         next_batch: gives the next per-replica batch, inside the compiled loop.
+        steps_per_call: what most calls ask for. Several replicas have rows of so many steps traced; what is
+            left of a call they make one by one.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, step: Callable[..., Totals], next_batch: Callable[[], Any]
+        self,
+        strategy: tf.distribute.Strategy,
+        step: Callable[..., Totals],
+        next_batch: Callable[[], Any],
+        steps_per_call: int = 1,
     ):
         self.strategy, self.step, self.next_batch = strategy, step, next_batch
+        self.steps_per_call = steps_per_call
         with strategy.scope():
             self._totals = Totals(*[_state(0.0) for _ in Totals._fields])
         self._start = tf.function(self._zero_totals, autograph=False)
         self._loop = tf.function(self._run)
         self._row = tf.function(self._run_in_a_row, autograph=False)
-        self._rows = (UNROLLED_STEPS, 1) if strategy.num_replicas_in_sync > 1 else ()
+        self._in_rows = strategy.num_replicas_in_sync > 1
+        self._untraced = {steps_per_call, 1} if self._in_rows else set()
 
     def __call__(self, num_steps: int) -> Totals:
         """Start `num_steps` updates.
@@ -262,14 +269,14 @@ class HostLoop:
 
     def trace(self) -> None:
         """Trace what any call needs, lest it be done in a timed one."""
-        for length in self._rows:
-            self._row.get_concrete_function(length)
+        while self._untraced:
+            self._row.get_concrete_function(self._untraced.pop())
 
     def _started(self, num_steps: int) -> Totals:
         self._start()
-        if self._rows:
-            long, short = divmod(num_steps, UNROLLED_STEPS)
-            for length in [UNROLLED_STEPS] * long + [1] * short:
+        if self._in_rows:
+            rows, rest = divmod(num_steps, self.steps_per_call)
+            for length in [self.steps_per_call] * rows + [1] * rest:
                 self._row(length)
         else:
             self._loop(tf.constant(num_steps))

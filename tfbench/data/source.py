@@ -21,7 +21,8 @@ BATCHES_ON_DEVICE = 2
 class Input:
     """Where the step takes its batches from."""
 
-    # → batch of each replica, as `transit.departing` makes it, for strategy.run; also inside a tf.function
+    # → batch of each replica for strategy.run, also inside a tf.function; integers as `transit.departing`
+    # makes them, but for DALI's labels
     next: Callable[[], Any]
     resident: bool  # the same batch every time, on the device before the first step
     log: InputLog = dataclasses.field(default_factory=InputLog)  # what the pipelines have to say

@@ -1,4 +1,4 @@
-"""Runs of one configuration on one machine, which a report shows as one line."""
+"""Runs of one configuration on the same cards, which a report shows as one line."""
 
 import dataclasses
 import statistics as stdlib_statistics
@@ -17,7 +17,7 @@ _APART = ("run_key", "tag", "parallel_runs", "gpu_uuids", "power_limit_w", "sm_c
 
 @dataclasses.dataclass(frozen=True)
 class Repeats:
-    """Rows of one configuration on one machine, at least one, in the order of their start.
+    """Rows of one configuration on the same cards, at least one, in the order of their start.
 
     Of several rows every figure is the median of those that have it; of one it is the row's own.
     """
@@ -76,7 +76,7 @@ class Repeats:
 
 
 def repeats(rows: Iterable[RunRecord]) -> list[Repeats]:
-    """Rows with equal run key, machine and all else that decides a step's time together; others alone.
+    """Rows with equal run key, cards and all else that decides a step's time together; others alone.
 
     Args:
         rows: that ended well.

@@ -41,7 +41,7 @@ from tfbench.reporting.repeats import Repeats, labelled, newest_repeats, repeats
 
 MOST_BARS = 12
 _OF_REPEATS = (
-    "Runs of one configuration on one machine are one line with the median of each of their figures."
+    "Runs of one configuration on the same cards are one line with the median of each of their figures."
 )
 # Rows of these are what a faster precision is compared with.
 FULL_PRECISIONS = ("fp32", "tf32")
