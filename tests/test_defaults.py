@@ -267,6 +267,18 @@ def test_kernels_on_trial_are_called_so():
     assert ["--kernels=fused is on trial" in " ".join(sentences) for sentences in doubted] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("replicas", "steps_per_loop", "warmup_steps", "is_said"),
+    [(2, 5, 5, True), (2, 5, 6, False), (2, 1, 1, False), (1, 5, 5, False)],
+)
+def test_a_first_call_inside_a_window_is_said(replicas, steps_per_loop, warmup_steps, is_said):
+    sentences = sentences_of(
+        machine(),
+        cpu_replicas=replicas, steps_per_loop=steps_per_loop, warmup_steps=warmup_steps,
+    )  # fmt: skip
+    assert ("keep it out" in " ".join(sentences)) is is_said
+
+
 HALF = "goes with --precision=mixed_float16 or mixed_bfloat16"
 AMPERE = "needs compute capability 8.0, this GPU's is"
 
