@@ -23,9 +23,10 @@ _NOT_IN_RUN_KEY = frozenset(
     }
 )
 
-# "outside": between two compiled programs. "inside": the whole step is one XLA program with the all-reduce in
-# it, which is faster on several GPUs; crashes and hangs of this were reported (tensorflow#56423, #61314).
-COLLECTIVES = ("outside", "inside")
+# Where replicas sum gradients. "outside": between two compiled programs. "update": in the update's program,
+# which the host then starts without waiting for the sums. "inside": in one program, the whole step.
+# The two latter are faster; crashes and hangs of sums in programs were reported (tensorflow#56423, #61314).
+COLLECTIVES = ("outside", "update", "inside")
 # "fused": what memory limits is one kernel of tfbench's own each way, see tfbench.kernels. "plain": formulas,
 # which XLA makes its kernels of.
 KERNELS = ("fused", "plain")
@@ -133,7 +134,7 @@ class BenchmarkConfig:
             raise ConfigError("input", self.input, f"one of {', '.join(INPUTS)}")
         if self.on_bad_record not in ON_BAD_RECORD:
             raise ConfigError("on_bad_record", self.on_bad_record, f"one of {', '.join(ON_BAD_RECORD)}")
-        if self.collectives == "inside" and not (self.xla and self.gpus):
+        if self.collectives != "outside" and not (self.xla and self.gpus):
             raise ConfigError("collectives", self.collectives, "goes with --xla on GPUs only")
         if any(character in self.tag for character in "\n\r\0"):
             raise ConfigError("tag", repr(self.tag), "one line of text")

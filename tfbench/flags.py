@@ -98,8 +98,8 @@ flags.DEFINE_enum(
     "collectives",
     "outside",
     COLLECTIVES,
-    "Where replicas sum gradients: between two compiled programs, or inside one XLA program (faster; hangs "
-    "of this were reported in public).",
+    "Where replicas sum gradients: between two compiled programs, in the second one, that of the update, or "
+    "inside one program of the whole step (both faster; hangs of XLA's sums were reported in public).",
 )
 flags.DEFINE_enum(
     "scaling_mode",

@@ -74,9 +74,16 @@ class TrainStep:
             return self._program("whole", self._whole)(batch, totals)
         scale = tf.identity(self.loss_scale)
         totals, gradients = self._program("gradients", self.gradients)(batch, scale, totals)
+        if self.config.collectives == "update" and reduce:
+            self._program("reduced update", self._reduced_update)(gradients, scale)
+            return totals
         gradients = _all_reduce(gradients) if reduce else gradients
         self._program("update", self.update)(gradients, scale)
         return totals
+
+    def _reduced_update(self, messages: list[Any], scale: Any) -> None:
+        """All-reduce and update as one program: the host need not wait for the sums to start the update."""
+        self.update(_all_reduce(messages), scale)
 
     def _whole(self, batch: Batch, totals: Totals) -> Totals:
         """The step as one program."""
