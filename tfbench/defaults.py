@@ -203,11 +203,11 @@ def _doubts(config: BenchmarkConfig, compute_capability: tuple[int, int] | None)
             for name in ("per_replica_batch_size", "seq_length")
             if (value := getattr(config, name)) and value % 8
         ]
-    if config.num_replicas > 1 and 1 < config.steps_per_loop >= config.warmup_steps:
+    if 1 < config.steps_per_loop >= config.warmup_steps:
         doubts.append(
-            f"--warmup_steps={config.warmup_steps}: several replicas make their first call of "
-            f"--steps_per_loop={config.steps_per_loop} steps in the first window, which is slow. More than "
-            f"{config.steps_per_loop} keep it out."
+            f"--warmup_steps={config.warmup_steps}: the first call of "
+            f"--steps_per_loop={config.steps_per_loop} steps falls into the first window, which is slow. "
+            f"More than {config.steps_per_loop} keep it out."
         )
     if config.kernels == "fused":
         doubts.append(
