@@ -1,7 +1,7 @@
 """The same configuration measured with one thing left out at a time: where a step's time goes.
 
-All variants run in the process of the run, on the programs that it has compiled (with --collectives=update one
-more, the update without sums), in turn, so that a slow moment of the machine falls on all of them.
+All variants run in the process of the run, on the programs that it has compiled (with --collectives=update
+one more, the update without sums), in turn, so that a slow moment of the machine falls on all of them.
 """
 
 import functools
