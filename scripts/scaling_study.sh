@@ -63,8 +63,8 @@ for stage in "${stages[@]}"; do
   for each in "${models[@]}"; do
     scaling "${each% *}" "$stage" "$@"
   done
-  if [[ ! -e $folder/all_reduce/done ]]; then
+  if [[ ! -e $folder/all_reduce.done ]]; then
     in_time "$python" -m tfbench.micro --only=all_reduce --results_dir="$folder/all_reduce"
-    touch "$folder/all_reduce/done"
+    touch "$folder/all_reduce.done"
   fi
 done
