@@ -10,7 +10,7 @@
 # unless with --retry=failed. Each model has its table and picture in FOLDER/MODEL, at every end.
 #
 # By two GPUs a run takes 70 s for ResNet-50 and 100 s for BERT-large where nothing is compiled yet, 45 and 55 s
-# later. On eight GPUs there are 40 runs of each model: two hours at most. The first stage is 20 minutes of it.
+# later. On eight GPUs there are 40 runs of each model, about two hours; the first stage is 20 minutes of them.
 #
 # Exit code: 0 all was run, 124 the time was over, 2 flags refused.
 set -euo pipefail
