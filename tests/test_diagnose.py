@@ -115,9 +115,11 @@ def test_nothing_is_compiled_for_the_diagnosis(monkeypatch):
     assert {n: p.experimental_get_tracing_count() for n, p in programs.items()} == traced
 
 
-def test_one_program_has_no_all_reduce_to_leave_out(monkeypatch):
+@pytest.mark.parametrize(
+    ("place", "can_be_left_out"), [("outside", True), ("update", True), ("inside", False)]
+)
+def test_one_program_has_no_all_reduce_to_leave_out(place, can_be_left_out):
     config, training = trained(num_replicas=2, resident=True)
-    assert "without all-reduce" in diagnose._variants(config, training)
-    inside = copy.copy(config)
-    object.__setattr__(inside, "collectives", "inside")  # which its own check grants to GPUs only
-    assert "without all-reduce" not in diagnose._variants(inside, training)
+    other = copy.copy(config)
+    object.__setattr__(other, "collectives", place)  # which its own check grants to GPUs only
+    assert ("without all-reduce" in diagnose._variants(other, training)) is can_be_left_out

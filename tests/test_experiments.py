@@ -11,9 +11,10 @@ import pytest
 import step_helpers  # noqa: F401  gives this process its CPU devices
 from absl import flags
 from absl.testing import flagsaver
-from run_helpers import ROOT
+from run_helpers import ROOT, gpu, machine
 
 from tfbench import records, study
+from tfbench.config import ConfigError
 from tfbench.records import RunRecord
 from tfbench.study import Estimate
 
@@ -122,11 +123,132 @@ def test_training_experiments_share_rows(trained, capsys):
     )
     batches = ask("batch_size", trained, *TINY, "--batches=2", "--mixed=mixed_bfloat16")
     assert [float(line["samples/s"]) for line in batches] == [float(line["samples/s"]) for line in precise]
-    scaled = ask("scaling", trained, *TINY, "--cpu_replicas=2")
-    one, two = (float(line["samples/s"]) for line in scaled)
-    assert float(scaled[1]["efficiency"]) == pytest.approx(two / 2 / one)
-    assert len(records.read(trained / "runs.csv")) == 3
+    scaled = ask("scaling", trained, *TINY, "--cpu_replicas=2", "--modes=weak,strong")
+    assert [line["mode"] for line in scaled] == ["weak", "weak", "strong", "strong"]
+    for alone, together in (scaled[:2], scaled[2:]):
+        one, two = float(alone["samples/s"]), float(together["samples/s"])
+        assert float(together["efficiency"]) == pytest.approx(two / 2 / one)
+    rows = records.read(trained / "runs.csv")
+    assert len(rows) == 5  # the weak baseline is there
+    assert [row.per_replica_batch_size for row in rows[-2:]] == [2, 1]
     assert "share its cores" in capsys.readouterr().out
+
+
+def scaling_points(monkeypatch, *arguments):
+    """Points of the scaling experiment on eight made-up GPUs, in the order of the runs."""
+    cards = [gpu(index=index, uuid=f"GPU-{index}") for index in range(8)]
+    monkeypatch.setattr(study, "this_machine", lambda: machine(*cards))
+    module = experiment("scaling")
+    with flagsaver.flagsaver():
+        flags.FLAGS(["scaling", "--per_replica_batch_size=64", *arguments])
+        return module.points_of(study.Experiment("scaling", module.ON_GPU, module.ON_CPU))
+
+
+def test_most_replicas_are_run_first_and_their_batches_stay_or_are_dealt_out(monkeypatch):
+    points = scaling_points(monkeypatch, "--modes=weak,strong", "--places=outside,update")
+    assert [(*spot[:1], *spot[2:]) for spot in points] == [
+        (mode, *spot)
+        for mode in ("weak", "strong")
+        for spot in (
+            ("alone", 1), ("outside", 8), ("update", 8), ("outside", 4), ("update", 4), ("outside", 2),
+            ("update", 2),
+        )
+    ]  # fmt: skip
+    batches = {spot[::3]: choices.get("per_replica_batch_size", 64) for spot, choices in points.items()}
+    assert batches == {
+        ("weak", 1): 64, ("weak", 8): 64, ("weak", 4): 64, ("weak", 2): 64,
+        ("strong", 1): 64, ("strong", 8): 8, ("strong", 4): 16, ("strong", 2): 32,
+    }  # fmt: skip
+
+
+def test_scaling_has_every_place_and_each_precision_of_its_own(monkeypatch):
+    points = scaling_points(monkeypatch, "--gpus=1,2", "--precisions=mixed_bfloat16,fp32")
+    assert [spot[1:] for spot in points] == [
+        (precision, *spot)
+        for precision in ("mixed_bfloat16", "fp32")
+        for spot in (("alone", 1), ("outside", 2), ("update", 2), ("inside", 2))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--modes=weak,week", "--modes=weak,week: some of weak,strong"),
+        ("--places=between", "--places=between: some of outside,update,inside"),
+        ("--precisions=fp8", "--precisions=fp8: some of fp32,tf32,mixed_float16,mixed_bfloat16"),
+        ("--modes=", "--modes=: some of weak,strong"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(flag, message, monkeypatch):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        scaling_points(monkeypatch, flag)
+
+
+def test_a_batch_that_cannot_be_dealt_out_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="per_replica_batch_size=64: for strong scaling a multiple of 3"):
+        scaling_points(monkeypatch, "--gpus=3", "--modes=strong")
+
+
+def test_efficiency_by_hand():
+    """Weak: 760 on 8 against 100 on one is 95 %. Strong: steps of 10 and 1.6 ms on 8 are 10 / (8 × 1.6)."""
+    efficiency = experiment("scaling").efficiency
+    assert efficiency(Estimate(760.0), Estimate(100.0), 8).value == pytest.approx(0.95)
+    one, eight = Estimate(64 / 10e-3), Estimate(64 / 1.6e-3)
+    assert efficiency(eight, one, 8).value == pytest.approx(10 / (8 * 1.6))
+    # √(ln² 1.03 + ln² 1.04) = 0.04911, a factor of 1.0503 either way.
+    wide = efficiency(Estimate(760.0, 760 / 1.04, 760 * 1.04), Estimate(100.0, 100 / 1.03, 103.0), 8)
+    assert (wide.low, wide.high) == pytest.approx((0.95 / 1.0503, 0.95 * 1.0503), rel=1e-4)
+    assert efficiency(one, one, 1) == Estimate(1.0)
+    assert efficiency(None, one, 2) is efficiency(one, None, 2) is None
+
+
+def test_scaling_of_reused_rows(tmp_path, capsys):
+    """Weak 1,800 on two against 1,000 on one; strong 1,600, the same batch in all; what is no part."""
+
+    def scaled(rate, mode, gpus, batch, place="outside", **fields):
+        told = f"--model=resnet50 --scaling_mode={mode} --precision=mixed_float16 --collectives={place} "
+        told += f"--gpus={gpus} --per_replica_batch_size={batch} --diagnose={str(gpus > 1).lower()}"
+        known = {"flags": told, "num_gpus": gpus, "num_replicas": gpus, "per_replica_batch_size": batch}
+        return row(rate, precision="mixed_float16", **known | fields)
+
+    exposed = [
+        scaled(1800.0, "weak", 2, 64, exposed_communication_ms=ms, topology="NV18", run_key="weak")
+        for ms in (2.0, 3.0, 4.0)
+    ]
+    path = write(
+        tmp_path / "runs.csv",
+        scaled(1000.0, "weak", 1, 64),
+        *exposed,
+        scaled(1900.0, "weak", 2, 64, "update"),
+        scaled(9000.0, "weak", 2, 512, "inside"),  # another batch than the one alone
+        scaled(1000.0, "strong", 1, 64),
+        scaled(1600.0, "strong", 2, 32, exposed_communication_ms=1.5),
+    )
+    lines = ask("scaling", tmp_path, f"--reuse={path}", "--modes=weak,strong")
+    shown = [(line["mode"], line["collectives"], line["replicas"], line["efficiency"]) for line in lines]
+    assert shown == [
+        ("weak", "alone", "1", "1.0"), ("weak", "inside", "2", ""), ("weak", "outside", "2", "0.9"),
+        ("weak", "update", "2", "0.95"),
+        ("strong", "alone", "1", "1.0"), ("strong", "inside", "2", ""), ("strong", "outside", "2", "0.8"),
+        ("strong", "update", "2", ""),
+    ]  # fmt: skip
+    assert [lines[1]["status"], lines[2]["link"]] == ["not run", "NV18"]
+    # 2, 3, 4: standard error 1 / √3, Student's quantile for 2 degrees of freedom 4.3027.
+    ends = [float(lines[2][f"exposed all-reduce, ms{end}"]) for end in ("", ", low", ", high")]
+    assert ends == pytest.approx([3.0, 3 - 4.3027 / 3**0.5, 3 + 4.3027 / 3**0.5], abs=1e-3)
+    assert float(lines[6]["exposed all-reduce, ms"]) == 1.5
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 replicas (weak, mixed_float16, update) keep 95 % of their rate alone" in said
+    assert "2 replicas (strong, mixed_float16, outside) keep 80 % of their rate alone" in said
+
+
+def test_the_plan_says_what_is_missing_and_runs_nothing(tmp_path, capsys):
+    flagged = ("--gpus=0", "--cpu_replicas=4", "--modes=weak,strong", "--plan_s=70")
+    with pytest.raises(SystemExit) as ended:
+        ask("scaling", tmp_path, *flagged)
+    assert ended.value.code == 0
+    assert "scaling, resnet_tiny: 6 of 6 runs missing, about 7 min at 70 s each" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

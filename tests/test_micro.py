@@ -257,12 +257,12 @@ def test_fp8_that_was_widened_has_no_rate():
 # ---------------------------------------------------------------- rows
 
 
+class NoSensors:
+    samples = ()
+
+
 def row_of(measure, sampler=None) -> rows.MicroRow:
     case = Case(benchmark="matmul", name="x", precision="fp16", measure=measure)
-
-    class NoSensors:
-        samples = ()
-
     return suite._row(case, sampler or NoSensors(), FACTS)
 
 
@@ -448,6 +448,49 @@ def test_a_cpu_has_no_link_to_the_host(measure):
         measure()
 
 
+@pytest.mark.parametrize(
+    ("devices", "counts"), [(1, [1]), (2, [2]), (3, [2, 3]), (4, [2, 4]), (6, [2, 4, 6]), (8, [2, 4, 8])]
+)
+def test_numbers_of_devices_to_sum_over(devices, counts):
+    assert all_reduce.counts(devices) == counts
+
+
+def test_each_number_of_gpus_has_its_rows(monkeypatch):
+    """The first two of four, linked better than all: their own link, in the row and in the peak."""
+    monkeypatch.setattr(all_reduce.topology, "topology", lambda gpus: "NV18")
+    four = h200s(4, topology="SYS")
+    found = [case for case in all_reduce.cases(four) if (case.name, case.precision) == ("1 GiB", "fp16")]
+    assert [(case.facts["num_gpus"], case.facts["topology"], case.engine) for case in found] == [
+        (2, "NV18", "library"), (2, "NV18", "xla"), (4, "SYS", "library"), (4, "SYS", "xla"),
+    ]  # fmt: skip
+    monkeypatch.setattr(all_reduce, "measure", lambda part, *_: Result(rates=(1.0,), unit=part.devices[-1]))
+    made = [suite._row(case, NoSensors(), FACTS | {"num_gpus": 4}) for case in found]
+    assert [(row.num_gpus, row.unit) for row in made] == [
+        (2, "GPU:1"),
+        (2, "GPU:1"),
+        (4, "GPU:3"),
+        (4, "GPU:3"),
+    ]
+    quick = all_reduce.cases(dataclasses.replace(four, quick=True))
+    assert {case.facts["num_gpus"] for case in quick} == {4}
+
+
+def test_collectives_over_two_and_four_devices_in_one_process(monkeypatch):
+    """By TensorFlow's collectives, as on GPUs, and not by the reduction that CPUs get."""
+    import step_helpers  # noqa: F401  gives this process its CPU devices
+    import tensorflow as tf
+
+    monkeypatch.setattr(tf.distribute, "ReductionToOneDevice", lambda: None)
+    monkeypatch.setattr(all_reduce, "_strategy", all_reduce._strategy.__wrapped__)
+    for count, factor in ((2, 1.0), (4, 1.5)):
+        part = machine(devices=tuple(f"CPU:{index}" for index in range(count)))
+        found = all_reduce.measure(part, 4096, "fp32", "library")
+        assert found.relative_error == 0.0
+        seconds = found.windows[0].end_s - found.windows[0].start_s
+        algorithm = 4096 * all_reduce._CHAINED * found.windows[0].steps / seconds / 1e9
+        assert found.rates[0] == pytest.approx(factor * algorithm)
+
+
 @pytest.mark.parametrize(("replicas", "chained", "total"), [(2, 1, 3.0), (2, 4, 24.0), (4, 2, 40.0)])
 def test_sums_are_checked(replicas, chained, total):
     """1 + 2 = 3 and three times doubled 24; 1 + 2 + 3 + 4 = 10, then four of it."""
@@ -525,6 +568,18 @@ def test_a_table_says_what_was_measured_however_narrow(width):
     for word in ("bert_large", "fp16", "library", "641.2", "64.8%", "a", "remark"):
         assert word in text
     assert ("1,455" in text) == (width >= 120)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_table_of_sums_names_the_number_of_gpus(width):
+    told = {"benchmark": "all_reduce", "case": "128 MiB", "precision": "fp16", "engine": "library"}
+    made = [rows.MicroRow(**FACTS, **told, num_gpus=n, rate=300.0 + n, unit="GB/s") for n in (2, 8)]
+    console = Console(width=width, file=io.StringIO())
+    console.print(suite.table(made, width))
+    shown = [line.replace("│", " ").split() for line in console.file.getvalue().splitlines()]
+    assert ["128", "MiB", "fp16", "library", "8", "308", "GB/s"] in shown
+    console.print(suite.table(made[:1], width))
+    assert console.file.getvalue().count("GPUs") == 1
 
 
 def micro(*flags: str, cwd):

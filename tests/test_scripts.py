@@ -13,7 +13,18 @@ from tfbench import records
 # Stands for the virtual environment's python: its sweeps start the stand-in for training.
 PYTHON = """#!/bin/sh
 if [ "$2" = tfbench.sweep ]; then shift 2; set -- {driver} "$@"; fi
+if [ "$1" = experiments/scaling.py ]; then shift; set -- {driver}.experiment "$@"; fi
+if [ "$2" = tfbench.micro ]; then echo "micro $*"; exit; fi
 exec {python} "$@"
+"""
+EXPERIMENT = """
+import runpy, sys
+import sweep_helpers
+from tfbench import study
+from tfbench.sweeping import loop
+loop.TRAINER = (sys.executable, {fake!r})
+study.this_machine = sweep_helpers.machine_there
+runpy.run_path("experiments/scaling.py", run_name="__main__")
 """
 
 
@@ -23,6 +34,8 @@ class Scripts:
     def __init__(self, folder):
         (folder / "sweeper").mkdir()
         self.sweeper, self.folder = Sweeper(folder / "sweeper"), folder
+        fake = folder / "sweeper" / "fake.py"
+        (folder / "sweeper" / "driver.py.experiment").write_text(EXPERIMENT.format(fake=f"{fake}"))
         program = folder / "bin" / "python"
         program.parent.mkdir()
         program.write_text(PYTHON.format(driver=folder / "sweeper" / "driver.py", python=sys.executable))
@@ -101,3 +114,56 @@ class TestScaling:
         done = scripts.run("scaling.sh", "--gpus=0", f"--results_dir={scripts.folder / 'out'}")
         assert done.returncode == 2
         assert done.stdout.count("error") == 1
+
+
+@pytest.mark.slow
+class TestScalingStudy:
+    FLAGS = ("--gpus=1,8", "--per_replica_batch_size=256", "--precisions=mixed_float16")
+
+    def study(self, scripts, seconds, **variables):
+        return scripts.run("scaling_study.sh", scripts.folder / "out", seconds, *self.FLAGS, **variables)
+
+    def rows(self, scripts, model):
+        return records.read(scripts.folder / "out" / model / "runs.csv")
+
+    def test_goes_on_where_its_time_was_over(self, scripts):
+        scripts.sweeper.gpus = 8
+        first = self.study(scripts, "100", FAKE_S="12")  # 30 s without the grace: less than three runs
+        assert first.returncode == 124, first.stdout + first.stderr
+        assert "scaling, resnet50: 8 of 8 runs missing, about 10 min at 70 s each" in first.stdout
+        assert "scaling, bert_large: 8 of 8 runs missing, about 14 min at 100 s each" in first.stdout
+        assert first.stdout.rstrip().endswith("the same command goes on with what is missing.")
+        cut = self.rows(scripts, "resnet50")
+        assert 0 < len(cut) < 4
+        assert (scripts.folder / "out" / "resnet50" / "scaling.png").exists()
+        whole = self.study(scripts, "3600")
+        assert whole.returncode == 0, whole.stdout + whole.stderr
+        for model in ("resnet50", "bert_large"):
+            good = [row for row in self.rows(scripts, model) if row.status == "ok"]
+            assert len({row.run_key for row in good}) == len(good) == 8
+        assert [(row.num_gpus, row.per_replica_batch_size) for row in good] == [
+            (1, 256), (8, 256), (8, 256), (1, 256), (8, 32), (8, 32), (8, 256), (8, 32),
+        ]  # fmt: skip
+        assert whole.stdout.count("micro -m tfbench.micro --only=all_reduce") == 1
+        again = self.study(scripts, "3600")
+        assert again.returncode == 0
+        assert "bert_large: 0 of 8 runs missing" in again.stdout
+        assert "micro" not in again.stdout
+        assert sum(len(self.rows(scripts, model)) for model in ("resnet50", "bert_large")) == 16 + len(
+            [row for row in cut if row.status != "ok"]
+        )
+
+    def test_no_time_begins_nothing(self, scripts):
+        done = self.study(scripts, "60")
+        assert done.returncode == 124
+        assert not (scripts.folder / "out").exists()
+
+    @pytest.mark.parametrize("arguments", [(), ("--help",), ("out", "ten")])
+    def test_usage(self, scripts, arguments):
+        done = scripts.run("scaling_study.sh", *arguments)
+        assert (done.returncode, done.stderr.split()[0]) == (2, "usage:")
+
+    def test_a_refused_flag_ends_it(self, scripts):
+        done = scripts.run("scaling_study.sh", scripts.folder / "out", "3600", "--modes=week")
+        assert done.returncode == 2
+        assert done.stdout.count("--modes=week: some of weak,strong") == 1

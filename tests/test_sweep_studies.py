@@ -189,7 +189,7 @@ class TestScalingStudies:
         with pytest.raises(matrix.ImpossiblePointsError) as refused:
             self.made("strong", batch=30)
         assert f"{refused.value}" == (
-            "point replicas=4: --per_replica_batch_size=30: with --scaling=strong a multiple of 4, to be "
+            "point replicas=4: --per_replica_batch_size=30: for strong scaling a multiple of 4, to be "
             "dealt out to 4 replicas"
         )
 

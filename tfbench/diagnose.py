@@ -1,7 +1,7 @@
 """The same configuration measured with one thing left out at a time: where a step's time goes.
 
-All variants run in the process of the run, on the programs that it has compiled, in turn, so that a slow
-moment of the machine falls on all of them.
+All variants run in the process of the run, on the programs that it has compiled (with --collectives=update
+one more, the update without sums), in turn, so that a slow moment of the machine falls on all of them.
 """
 
 import functools
@@ -67,7 +67,7 @@ def _variants(config: BenchmarkConfig, training: Training) -> dict[str, Any]:
     if not training.source.resident:
         variants["input alone"] = loop(_only_read, next_batch, config.steps_per_loop)
         variants["without input"], next_batch = _without_input(config, training)
-    if config.num_replicas > 1 and config.collectives == "outside":
+    if config.num_replicas > 1 and config.collectives != "inside":
         alone = functools.partial(training.step, reduce=False)
         variants["without all-reduce"] = loop(alone, next_batch, config.steps_per_loop)
     other = 1 if config.steps_per_loop > 1 else OTHER_STEPS_PER_CALL

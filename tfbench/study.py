@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 import tfbench.flags
 from tfbench import devices, records
-from tfbench.config import ConfigError
+from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.defaults import complete
 from tfbench.display import Display
 from tfbench.hardware.gpus import this_machine
@@ -42,6 +42,18 @@ _REPEATS = flags.DEFINE_integer(
     "Runs of every point: all points once, then all again.",
     lower_bound=1,
     allow_override=True,  # a process that imports other commands too, as the tests do, has theirs
+)
+_RETRY = flags.DEFINE_enum(
+    "retry", "failed", list(plan.RETRIES), "As of python -m tfbench.sweep.", allow_override=True
+)
+_POINT_TIMEOUT_S = flags.DEFINE_float(
+    "point_timeout_s", 0.0, "Longest that a run may take; 0: no limit.", lower_bound=0, allow_override=True
+)
+_PLAN_S = flags.DEFINE_float(
+    "plan_s",
+    None,
+    "Only say how many runs are missing, and how long they take at so many seconds each.",
+    lower_bound=0,
 )
 _ONLY = flags.DEFINE_list("only", [], "Only the points whose name contains one of these texts.")
 
@@ -129,7 +141,7 @@ class Experiment:
         """Rows of each point: its choices in a fresh process, or found in the files of --reuse.
 
         Points that a killed experiment has made are not run again. What cannot be run on this machine is
-        said and has no rows.
+        said and has no rows. With --plan_s the program ends here.
 
         Args:
             points: choices by name, that win over the experiment's.
@@ -146,20 +158,43 @@ class Experiment:
                 self.display.warn(f"{name} is left out: {error}")
         if not made:
             return {name: [] for name in wanted}
-        limits = Limits(hang_timeout_s=HANG_TIMEOUT_S)
+        limits = Limits(_POINT_TIMEOUT_S.value, HANG_TIMEOUT_S)
         tries = plan.rounds(made, max(_REPEATS.value, least_repeats))
-        work = loop.Sweep(made, tries, self.machine, limits=limits)
+        work = loop.Sweep(made, tries, self.machine, _RETRY.value, limits)
+        if _PLAN_S.value is not None:
+            self._say_plan(work, _PLAN_S.value)
+            raise SystemExit(0)
         loop.sweep(work, self.display)
         keys, rows = {point.name: point.config.run_key for point in made}, work.rows()
         return {name: [row for row in rows if row.run_key == keys.get(name, "")] for name in wanted}
+
+    def _say_plan(self, work: loop.Sweep, run_s: float) -> None:
+        missing = len(plan.missing(work.tries, work.rows(), work.retry))
+        minutes = math.ceil(missing * run_s / 60)
+        self.display.say(
+            f"{self.name}, {self.choices['model']}: {missing} of {len(work.tries)} runs missing, "
+            f"about {minutes} min at {run_s:g} s each"
+        )
+
+    def example(self, choices: Mapping[str, Any]) -> BenchmarkConfig | RunRecord | None:
+        """A point as it is completed here, or a reused row of it; None: there is no such row.
+
+        Raises:
+            ConfigError: it cannot be run on this machine.
+        """
+        if self.reused:
+            return next(iter(self.found(choices)), None)
+        return complete(self.choices | dict(choices), self.machine)[0]
 
     def found(self, choices: Mapping[str, Any]) -> list[RunRecord]:
         """Reused rows whose flags say these choices and the user's; of several configurations the newest.
 
         By flags and not by run key: another machine completes the same choices to another key.
         """
-        told = {name: self.choices[name] for name in ("model", *self.asked) if name != "results_dir"}
-        told = {name: value for name, value in told.items() if value != "auto"} | dict(choices)
+        told = {name: self.choices[name] for name in ("model", *self.asked)} | dict(choices)
+        told = {
+            k: v for k, v in told.items() if k not in ("results_dir", "diagnose") and v not in (None, "auto")
+        }
         lines = {f"--{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in told.items()}
         alike = [row for row in self.reused if lines <= set(shlex.split(row.flags or ""))]
         newest = max(alike, key=lambda row: row.started_at or "", default=None)
@@ -228,6 +263,21 @@ def numbers(flag: flags.FlagHolder[Any], default: Sequence[float]) -> list[float
     return found
 
 
+def some_of(
+    flag: flags.FlagHolder[Any], accepted: Iterable[str], default: Sequence[Any] = ()
+) -> Sequence[Any]:
+    """The words of a list flag in their order, each once; the default where the flag has no value.
+
+    Raises:
+        ConfigError: there is none, or one is not accepted.
+    """
+    if flag.value is None:
+        return default
+    if not flag.value or not set(flag.value) <= set(accepted):
+        raise ConfigError(flag.name, ",".join(flag.value), f"some of {','.join(accepted)}")
+    return list(dict.fromkeys(flag.value))
+
+
 def only(names: Iterable[str]) -> list[str]:
     """The names of points that --only leaves."""
     return [name for name in names if not _ONLY.value or any(text in name for text in _ONLY.value)]
@@ -240,6 +290,13 @@ def rate_of(rows: Sequence[RunRecord]) -> Estimate | None:
         return None
     known = rate_of_runs(good)
     return Estimate(*known) if known else Estimate(mean_of(good, "samples_per_sec") or 0.0)
+
+
+def estimate_of(rows: Sequence[RunRecord], column: str) -> Estimate | None:
+    """Mean of a column over the good rows that have it; with an interval, of the runs, from three on."""
+    known = [value for row in rows if row.status == "ok" and (value := getattr(row, column)) is not None]
+    ends = statistics.interval_over_runs(known, []) or (None, None)
+    return Estimate(stdlib_statistics.fmean(known), *ends) if known else None
 
 
 def mean_of(rows: Sequence[RunRecord], column: str) -> float | None:

@@ -1,12 +1,14 @@
-"""Sums over the GPUs: bandwidth against the size of the message, outside XLA's program and inside it.
+"""Sums over 2, 4, … of the GPUs: bandwidth against the size of the message, outside XLA's program and inside.
 
 Imports TensorFlow when something is measured.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfbench.hardware import topology
 from tfbench.microbench import timed
 from tfbench.microbench.case import Case, Machine, NotPossibleError, Result, median
 
@@ -16,6 +18,7 @@ SIZES_ON_CPU = (2**12, 2**18)
 SECONDS = 0.2
 _CHAINED = 4  # sums in a call, each of the one before: at most 36 × 8³ on 8 replicas, exact in float16
 _MOST_CHAINED_REPLICAS = 8
+_KEYS_APART = 1000  # far more groups than a strategy makes
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2)}
 
@@ -41,14 +44,29 @@ def link_peak_gb_per_s(machine: Machine) -> float | None:
     return None if machine.spec.nvlink_gbs_bidir is None else machine.spec.nvlink_gbs_bidir / 2
 
 
+def counts(devices: int) -> list[int]:
+    """Numbers of devices to sum over: 2, 4, 8, … of them, and all."""
+    return sorted({2**power for power in range(1, devices.bit_length()) if 2**power < devices} | {devices})
+
+
 def cases(machine: Machine) -> Iterator[Case]:
-    """Every size in both formats, by both ways."""
+    """Every size in both formats, by both ways, over each number of devices; quick: over all only."""
     sizes = SIZES if machine.on_gpu else SIZES_ON_CPU
     sizes = SIZES_QUICK if machine.on_gpu and machine.quick else sizes
-    for engine in ("library", "xla"):
-        for precision in _DTYPES:
-            for size in sizes:
-                yield _case(machine, size, precision, engine)
+    every = len(machine.devices)
+    for count in [every] if machine.quick else counts(every):
+        part = machine if count == every else _first(machine, count)
+        for engine in ("library", "xla"):
+            for precision in _DTYPES:
+                for size in sizes:
+                    yield _case(part, size, precision, engine)
+
+
+def _first(machine: Machine, count: int) -> Machine:
+    """The first devices of a machine as one of their own: they may be linked better than all are."""
+    gpus = machine.gpus[:count]
+    link = topology.topology(gpus) if gpus else None
+    return dataclasses.replace(machine, devices=machine.devices[:count], gpus=gpus, topology=link)
 
 
 def _case(machine: Machine, size: int, precision: str, engine: str) -> Case:
@@ -60,7 +78,12 @@ def _case(machine: Machine, size: int, precision: str, engine: str) -> Case:
         return measure(machine, size, precision, engine)
 
     return Case(
-        benchmark="all_reduce", name=f"{_size_name(size)}", precision=precision, engine=engine, measure=run
+        benchmark="all_reduce",
+        name=f"{_size_name(size)}",
+        precision=precision,
+        engine=engine,
+        facts={"num_gpus": len(machine.gpus), "topology": machine.topology},
+        measure=run,
     )
 
 
@@ -119,14 +142,19 @@ def measure(machine: Machine, size: int, precision: str, engine: str) -> Result:
     )
 
 
-@functools.cache  # a second one of the same process would share the first one's collective keys
+@functools.cache  # a second one over the same devices would share the first one's collective keys
 def _strategy(devices: tuple[str, ...]) -> Any:
     """As training's, but the message is not packed: with one tensor that would be a copy and no use."""
     import tensorflow as tf
 
+    class Strategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
+        """Numbers its groups apart: TensorFlow refuses a number that it knows for a group of another size."""
+
+        _collective_key_base = _KEYS_APART * len(devices)  # there is no public way
+
     on_cpu = devices[0].startswith("CPU")
     operations = tf.distribute.ReductionToOneDevice() if on_cpu else tf.distribute.NcclAllReduce(num_packs=0)
-    return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=operations)
+    return Strategy(list(devices), cross_device_ops=operations)
 
 
 def _message(devices: tuple[str, ...], replica: int, elements: int, dtype: str) -> Any:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tfbench.hardware.cards import CardFacts
 from tfbench.hardware.gpus import Gpu
@@ -88,6 +89,7 @@ class Case:
         benchmark: matmul, conv, memory, all_reduce, input or launch.
         name: what, in this benchmark.
         engine: "library" (TensorFlow's own operations) or "xla" (compiled).
+        facts: cells of its row that differ from those of the machine, such as num_gpus.
         measure: does it; raises NotPossibleError where it cannot be done.
     """
 
@@ -95,6 +97,7 @@ class Case:
     name: str
     precision: str = ""
     engine: str = "library"
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     measure: Callable[[], Result]
 
 

@@ -146,6 +146,7 @@ def _row(case: Case, sampler: Sampler, facts: dict[str, Any]) -> rows.MicroRow:
         "case": case.name,
         "precision": case.precision or None,
         "engine": case.engine,
+        **case.facts,
     }
     try:
         result = case.measure()
@@ -199,6 +200,9 @@ def table(shown: Sequence[rows.MicroRow], width: int) -> Table:
     made.add_column("case", overflow="fold", min_width=14)
     made.add_column("format", no_wrap=True)
     made.add_column("engine", no_wrap=True)
+    of_several = len({row.num_gpus for row in shown}) > 1
+    if of_several:
+        made.add_column("GPUs", justify="right", no_wrap=True)
     for name in _NUMBERS if wide else (each for each in _NUMBERS if each not in _WIDE_ONLY):
         made.add_column(name, justify="right", no_wrap=True)
     made.add_column("remark", overflow="fold", min_width=14, style="dim")
@@ -214,5 +218,6 @@ def table(shown: Sequence[rows.MicroRow], width: int) -> Table:
         }
         remark = "; ".join(filter(None, (row.note, row.evidence, row.throttle_reasons)))
         kept = [text for name, text in numbers.items() if wide or name not in _WIDE_ONLY]
-        made.add_row(*map(Text, (row.case, row.precision or "", row.engine or "", *kept, remark)))
+        gpus = [f"{row.num_gpus or ''}"] if of_several else []
+        made.add_row(*map(Text, (row.case, row.precision or "", row.engine or "", *gpus, *kept, remark)))
     return made

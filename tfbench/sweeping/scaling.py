@@ -111,19 +111,19 @@ def _choices(shared: Mapping[str, Any], count: int, single: BenchmarkConfig | No
         chosen["diagnose"] = count > 1
     if single is not None:
         strong = chosen["scaling_mode"] == "strong"
-        chosen["per_replica_batch_size"] = _share(single, count) if strong else single.per_replica_batch_size
+        batch = single.per_replica_batch_size
+        chosen["per_replica_batch_size"] = share(batch, count) if strong else batch
     return chosen
 
 
-def _share(single: BenchmarkConfig, count: int) -> int:
+def share(batch: int, count: int) -> int:
     """The batch of a replica of `count`, that all have the samples of a single one.
 
     Raises:
         ConfigError: they cannot be dealt out evenly.
     """
-    batch = single.per_replica_batch_size
     if batch % count:
-        accepted = f"with --scaling=strong a multiple of {count}, to be dealt out to {count} replicas"
+        accepted = f"for strong scaling a multiple of {count}, to be dealt out to {count} replicas"
         raise ConfigError("per_replica_batch_size", batch, accepted)
     return batch // count
 
