@@ -58,7 +58,8 @@ def sum_rate(devices: list[str], algorithm: Any, message_bytes: float, dtype: st
     ]
 
     def replica(*tensors: Any) -> list[Any]:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+        placed = [tf.identity(tensor) for tensor in tensors]  # an argument has no device, which NCCL asks for
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
 
     run = tf.function(lambda *tensors: strategy.run(replica, args=tensors))
     expected = len(devices) * (len(devices) + 1) // 2

@@ -286,6 +286,16 @@ def test_a_device_without_memory_is_an_empty_rate_and_no_failure():
     assert "too small" in row.note
 
 
+def test_whatever_fails_is_a_row_and_the_others_go_on(caplog):
+    def broken() -> Result:
+        raise ValueError("no device")
+
+    row = row_of(broken)
+    assert (row.rate, row.note) == (None, "failed: ValueError: no device")
+    assert "matmul x failed" in caplog.text
+    assert "Traceback" in caplog.text
+
+
 def test_figures_of_a_row():
     values = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     row = row_of(lambda: Result(rates=values, unit="TFLOP/s", peak=7.0, relative_error=0.1, bound=0.2))
@@ -489,6 +499,22 @@ def test_collectives_over_two_and_four_devices_in_one_process(monkeypatch):
         seconds = found.windows[0].end_s - found.windows[0].start_s
         algorithm = 4096 * all_reduce._CHAINED * found.windows[0].steps / seconds / 1e9
         assert found.rates[0] == pytest.approx(factor * algorithm)
+
+
+def test_nccl_is_told_where_its_operands_are():
+    """Its operation, which only GPUs have, is traced but not run: tracing refuses what has no device."""
+    import step_helpers  # noqa: F401  gives this process its CPU devices
+    import tensorflow as tf
+
+    operations = tf.distribute.NcclAllReduce(num_packs=0)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=operations)
+    messages = strategy.experimental_distribute_values_from_function(lambda context: tf.ones(4))
+    reduction = all_reduce._reduction(2, xla=False)
+    call = tf.function(lambda values: strategy.run(reduction, args=(values,)), autograph=False)
+    graph = call.get_concrete_function(messages).graph
+    sums = [node for node in graph.get_operations() if node.type == "NcclAllReduce"]
+    assert len(sums) == 2 * 2
+    assert {node.inputs[0].device[-5:] for node in sums} == {"CPU:0", "CPU:1"}
 
 
 @pytest.mark.parametrize(("replicas", "chained", "total"), [(2, 1, 3.0), (2, 4, 24.0), (4, 2, 40.0)])

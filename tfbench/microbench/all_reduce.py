@@ -177,6 +177,7 @@ def _reduction(chained: int, xla: bool) -> Callable[[Any], Any]:
     import tensorflow as tf
 
     def reduce(values: Any) -> Any:
+        values = tf.identity(values)  # NCCL's operation asks where its operand is, and an argument is nowhere
         for _ in range(chained):
             values = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
         return values

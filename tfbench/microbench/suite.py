@@ -154,9 +154,11 @@ def _row(case: Case, sampler: Sampler, facts: dict[str, Any]) -> rows.MicroRow:
         return rows.MicroRow(**known, note=str(reason))
     except tf.errors.ResourceExhaustedError:
         return rows.MicroRow(**known, note="the device's memory is too small for it")
-    except tf.errors.OpError as error:  # such as a kernel that is not there
+    except (
+        Exception
+    ) as error:  # such as a kernel that is not there: the row says so, and the other cases go on
         log.warning("%s %s failed", case.benchmark, case.name, exc_info=True)
-        return rows.MicroRow(**known, note=f"failed: {type(error).__name__}: {error.message[:300]}")
+        return rows.MicroRow(**known, note=f"failed: {type(error).__name__}: {error}"[:300])
     return filled(result, known, summarize(list(sampler.samples), result.windows))
 
 
