@@ -34,7 +34,11 @@ def measured_line(repeats: list[RunRecord]) -> str:
     """The run of the median rate; of two the lower."""
     row = sorted(repeats, key=lambda row: row.samples_per_sec)[(len(repeats) - 1) // 2]
     skipped = [repeat.steps_skipped for repeat in repeats]
-    flags = [flag for flag in ("--kernels=fused", "--seq_length=512") if flag in row.flags]
+    flags = [
+        flag
+        for flag in ("--kernels=fused", "--seq_length=512", "--collectives=update", "--collectives=inside")
+        if flag in row.flags
+    ]
     cells = (
         row.model + "".join(f" `{flag}`" for flag in flags),
         row.num_gpus, row.per_replica_batch_size, len(repeats), f"**{row.samples_per_sec:,.0f}**",

@@ -616,6 +616,15 @@ def test_strong_scaling_compares_the_global_batch():
     assert records.find_baseline([same_global, same_local], record) is same_global
 
 
+def test_where_sums_are_made_does_not_block_the_baseline():
+    record = gpu_row(2)
+    record.flags += " --collectives=update"
+    one = gpu_row(1)
+    one.flags += " --collectives=outside"
+    assert records.find_baseline([one], record) is one
+    assert "collectives" not in records.baseline_command(record)
+
+
 def test_searched_batch_does_not_block_the_baseline():
     record = gpu_row(4, requested_per_replica_batch_size=512)
     record.flags += " --requested_per_replica_batch_size=512"

@@ -472,12 +472,13 @@ _ALIKE = (
     "optimizer", "steps_per_loop", "gpu_name", "driver", "tensorflow", "keras", "host",
 )  # fmt: skip
 
-# Flags that may differ: those that do not change a step's time, and the batch, which has its own columns.
+# Flags that may differ: those that do not change a step's time, where gradients are summed, of which a single
+# GPU has none to sum, and the batch, which has its own columns.
 _FREE_FLAGS = frozenset(
     {"gpus", "seed", "steps", "windows", "warmup_steps", "tag", "results_dir", "tensorboard", "profile_steps",
      "per_replica_batch_size", "requested_per_replica_batch_size", "learning_rate", "lr_schedule",
      "lr_warmup_steps", "lr_total_steps", "weight_decay", "initial_loss_scale", "diagnose",
-     "target_interval_percent", "max_windows"}
+     "target_interval_percent", "max_windows", "collectives"}
 )  # fmt: skip
 
 
@@ -525,7 +526,9 @@ def baseline_command(record: RunRecord) -> str:
     batch = record.per_replica_batch_size
     if record.scaling_mode == "strong" and record.global_batch_size and record.accumulate:
         batch = record.global_batch_size // record.accumulate
-    changed = {"requested_per_replica_batch_size", "gpus"} | ({"per_replica_batch_size"} if batch else set())
+    changed = {"requested_per_replica_batch_size", "gpus", "collectives"} | (
+        {"per_replica_batch_size"} if batch else set()
+    )
     kept = [flag for flag in shlex.split(record.flags) if _flag_name(flag) not in changed]
     batch_flag = [f"--per_replica_batch_size={batch}"] if batch else []
     return shlex.join(["python", "-m", "tfbench.train", *kept, *batch_flag, "--gpus=1"])
