@@ -279,7 +279,7 @@ def test_cold_start_runs_twice_with_caches_of_its_own(tmp_path, monkeypatch):
 def test_input_pipeline_never_outruns_the_step(tmp_path):
     lines = ask("input_pipeline", tmp_path, "--per_replica_batch_size=2", "--image_size=32", "--windows=2",
                 "--step_ms=5", "--images=4")  # fmt: skip
-    assert [line["pipeline"].split()[0] for line in lines] == ["as", "+", "+", "+", "+"]
+    assert [line["pipeline"].split()[0] for line in lines] == ["one", "+", "+", "+", "+", "none,"]
     for line in lines:
         assert 0 < float(line["images/s"]) <= 2 / 0.005
         assert 0 <= float(line["of the time waiting, %"]) < 100
@@ -289,7 +289,9 @@ def test_input_pipeline_never_outruns_the_step(tmp_path):
 def test_made_up_photos_are_photos_and_batches_differ(tmp_path):
     pipeline = experiment("input_pipeline")
     paths = pipeline.write_jpegs(tmp_path, 2)
-    for batches in pipeline.pipelines(paths, 2, 24).values():
+    for name, batches in pipeline.pipelines(paths, 2, 24).items():
+        rewrites = batches.options().experimental_optimization
+        assert rewrites.map_parallelization == rewrites.inject_prefetch == name.startswith("none")
         (batch,) = batches.take(1)
         assert batch.shape == (2, 24, 24, 3)
         assert batch.numpy().std() > 10  # neither black nor one colour
