@@ -512,6 +512,22 @@ def test_nothing_but_gradients_travels_between_replicas() -> None:
     assert len(sent) < 3 * ROW  # but for one, which brings the test's batch to where it is read
 
 
+def test_collectives_sum_each_message_on_its_own() -> None:
+    """TensorFlow's way for sums in a program, here outside one: it would copy all messages into one first."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # without an algorithm: by its collectives
+    messages = [tf.ones(size) for size in (3, 5, 7)]
+
+    def replica() -> list[Any]:
+        return step_module._all_reduce([message * 2 for message in messages])
+
+    sums = tf.function(lambda: strategy.run(replica)).get_concrete_function()
+    kinds = [node.type for node in sums.graph.get_operations()]
+    assert kinds.count("CollectiveReduceV2") == 2 * len(messages)
+    for found, message in zip(sums(), messages, strict=True):
+        for local in strategy.experimental_local_results(found):
+            np.testing.assert_array_equal(local, 4 * message)
+
+
 def test_a_second_loop_over_the_same_step_compiles_nothing_again() -> None:
     training = start(TOY, TOY_BATCHES, 2)
     training.loop(1)
