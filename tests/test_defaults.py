@@ -250,7 +250,9 @@ def test_what_the_model_or_the_data_rules_out(choices, message):
     [
         (H200, {}, "fused"),
         (H200, {"kernels": "plain"}, "plain"),
-        (H200, {"precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
+        (H200, {"seq_length": 512}, "fused"),
+        (H200, {"precision": "mixed_bfloat16"}, "plain"),
+        (H200, {"kernels": "fused", "precision": "mixed_bfloat16", "seq_length": 512}, "fused"),
         (gpu(compute_capability=(8, 0)), {}, "plain"),
         (ADA, {}, "plain"),
         (gpu(compute_capability=(8, 0)), {"kernels": "fused"}, "fused"),
@@ -262,10 +264,13 @@ def test_kernels_are_fused_on_hopper_and_where_asked_for(card, choices, expected
     assert config_of(machine(card), **{"model": "bert_base"} | choices).kernels == expected
 
 
-@pytest.mark.parametrize(("card", "is_said"), [(H200, False), (ADA, True)])
-def test_kernels_never_measured_on_a_card_are_called_so(card, is_said):
-    sentences = sentences_of(machine(card), model="bert_base", kernels="fused")
-    assert ("--kernels=fused has been measured on Hopper only" in " ".join(sentences)) is is_said
+@pytest.mark.parametrize(
+    ("card", "precision", "is_said"),
+    [(H200, "mixed_float16", False), (H200, "mixed_bfloat16", True), (ADA, "mixed_float16", True)],
+)
+def test_kernels_that_never_trained_there_are_called_so(card, precision, is_said):
+    sentences = sentences_of(machine(card), model="bert_base", kernels="fused", precision=precision)
+    assert ("has trained on Hopper in mixed_float16 only" in " ".join(sentences)) is is_said
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tfbench.precision import PRECISIONS, fastest_precision
 MEMORY_SHARE = 0.8  # of a GPU's memory that a default batch may take; the rest is weights and workspaces
 TARGET_INTERVAL_PERCENT = 0.5  # on GPUs; nvbench's default stopping rule is of the same size
 LR_WARMUP_SHARE = 0.1  # of all updates of a run
-_FUSED_MEASURED_ON = 9  # Hopper, the major compute capability that fused kernels are known to be faster on
+FUSED_TRAINED = (9, "mixed_float16")  # major compute capability (Hopper) and precision, on H200s
 
 
 def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig, list[str]]:
@@ -173,7 +173,7 @@ def _refuse_sizes(config: BenchmarkConfig, spec: ModelSpec) -> None:
 def _kernels(
     config: BenchmarkConfig, spec: ModelSpec, compute_capability: tuple[int, int] | None
 ) -> str | None:
-    """Whose kernels the run takes: where nothing is asked for, fused ones on the cards they were measured on.
+    """Whose kernels the run takes: where nothing is asked for, fused ones where they have trained before.
 
     Raises:
         ConfigError: fused where they cannot run, or a model that has none.
@@ -185,10 +185,13 @@ def _kernels(
     why_not = obstacle(config, spec.head_size, compute_capability)
     if config.kernels == "fused" and why_not:
         raise ConfigError("kernels", config.kernels, f"{why_not}; --kernels=plain runs everywhere")
-    measured = (
-        why_not is None and compute_capability is not None and compute_capability[0] == _FUSED_MEASURED_ON
-    )
-    return config.kernels or ("fused" if measured else "plain")
+    trained = why_not is None and _where(config, compute_capability) == FUSED_TRAINED
+    return config.kernels or ("fused" if trained else "plain")
+
+
+def _where(config: BenchmarkConfig, compute_capability: tuple[int, int] | None) -> tuple[int, str]:
+    """What FUSED_TRAINED names; 0 for a card that is not known."""
+    return compute_capability[0] if compute_capability else 0, config.precision
 
 
 def _doubts(config: BenchmarkConfig, compute_capability: tuple[int, int] | None) -> list[str]:
@@ -213,9 +216,9 @@ def _doubts(config: BenchmarkConfig, compute_capability: tuple[int, int] | None)
             f"--steps_per_loop={config.steps_per_loop} steps falls into the first window, which is slow. "
             f"More than {config.steps_per_loop} keep it out."
         )
-    if config.kernels == "fused" and compute_capability and compute_capability[0] != _FUSED_MEASURED_ON:
+    if config.kernels == "fused" and _where(config, compute_capability) != FUSED_TRAINED:
         doubts.append(
-            "--kernels=fused has been measured on Hopper only: here it may be slower than --kernels=plain, "
-            "or need more shared memory than the card has."
+            "--kernels=fused has trained on Hopper in mixed_float16 only: elsewhere it may be slower than "
+            "--kernels=plain, need more shared memory than the card has, or skip steps: see steps_skipped."
         )
     return doubts

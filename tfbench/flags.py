@@ -91,8 +91,8 @@ flags.DEFINE_enum(
     None,
     KERNELS,
     "Of text models. plain: XLA's; fused: attention, GELU, and dropout with layer norm in kernels of "
-    "tfbench's own, in half precision with XLA on GPUs from Ampere on. Default: fused on Hopper, where it "
-    "goes.",
+    "tfbench's own, in half precision with XLA on GPUs from Ampere on. Default: fused on Hopper in "
+    "mixed_float16, plain elsewhere.",
 )
 flags.DEFINE_enum(
     "collectives",
