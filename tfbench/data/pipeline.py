@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfbench.config import BenchmarkConfig
-from tfbench.data import cache, service, tolerant
+from tfbench.data import cache, image_shards, service, tolerant
 from tfbench.data.spec import Shard
 
 # Put together side by side: 256 images are 38 MB, which took one thread 17 ms to copy to new memory on a busy
@@ -162,8 +162,44 @@ def resize(image: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def decode_whole(encoded: tf.Tensor) -> tf.Tensor:
-    """Decodes JPEG, PNG, GIF or BMP bytes, told apart by their content, to uint8 [height, width, 3]."""
-    return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+    """Decodes JPEG, PNG, GIF, BMP or `image_shards.ppm`'s bytes, told apart by their content.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+
+    def whole_ppm() -> tf.Tensor:
+        rows, header_rows = _rows_of_ppm(encoded)
+        return rows[header_rows:]
+
+    def by_its_decoder() -> tf.Tensor:
+        return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+
+    return tf.cond(_is_ppm(encoded), whole_ppm, by_its_decoder)
+
+
+def _is_ppm(encoded: tf.Tensor) -> tf.Tensor:
+    return tf.strings.substr(encoded, 0, len(image_shards.PPM_MAGIC)) == image_shards.PPM_MAGIC
+
+
+def _rows_of_ppm(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Header and pixels of `image_shards.ppm`'s bytes, and the number of rows that are header.
+
+    They are not parted here: the pixels alone would be a copy, and what is cut out of them another.
+
+    Returns:
+        uint8 [rows, width, 3] and int32 scalar.
+    """
+
+    def number(place: slice) -> tf.Tensor:
+        digits = tf.strings.substr(encoded, place.start, place.stop - place.start)
+        return tf.strings.to_number(digits, tf.int32)
+
+    width, height = number(image_shards.PPM_WIDTH), number(image_shards.PPM_HEIGHT)
+    header_rows = image_shards.ppm_header_rows(width)
+    # Refuses bytes that are not as many as the header says.
+    shape = tf.stack([header_rows + height, width, 3])
+    return tf.reshape(tf.io.decode_raw(encoded, tf.uint8), shape), header_rows
 
 
 def random_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -182,7 +218,15 @@ def random_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         window = _random_window(tf.io.extract_jpeg_shape(encoded), seed)
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3, dct_method="INTEGER_FAST")
 
-    return tf.cond(tf.io.is_jpeg(encoded), crop_jpeg, lambda: crop_of_whole(encoded, seed))
+    def crop_ppm() -> tf.Tensor:
+        rows, header_rows = _rows_of_ppm(encoded)
+        window = _random_window(tf.shape(rows) - [header_rows, 0, 0], seed)
+        return _part(rows, tf.add(window, [header_rows, 0, 0, 0]))
+
+    def crop_other() -> tf.Tensor:
+        return tf.cond(_is_ppm(encoded), crop_ppm, lambda: crop_of_whole(encoded, seed))
+
+    return tf.cond(tf.io.is_jpeg(encoded), crop_jpeg, crop_other)
 
 
 def crop_of_whole(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -192,7 +236,12 @@ def crop_of_whole(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 def cut(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Cuts the part of a decoded image [H, W, 3] that `random_crop` would."""
-    top, left, height, width = tf.unstack(_random_window(tf.shape(image), seed))
+    return _part(image, _random_window(tf.shape(image), seed))
+
+
+def _part(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """The part of [H, W, C] that a window [top, left, height, width] shows."""
+    top, left, height, width = tf.unstack(window)
     return image[top : top + height, left : left + width]
 
 
