@@ -243,6 +243,12 @@ def test_stages_before_a_numbering_are_found():
     ]
 
 
+def test_a_batch_in_one_thread_is_cut_where_it_is_the_last():
+    samples = tf.data.Dataset.range(8).repeat().batch(2).unbatch().map(abs, num_parallel_calls=1)
+    found = cuts(samples.batch(4).map(abs), 4)
+    assert [(cut.name, cut.samples_per_element) for cut in found] == [("abs", 1), ("batch", 4)]
+
+
 def test_what_cannot_be_followed_is_not_cut():
     batched = tf.data.Dataset.range(8).repeat().batch(4)
     assert cuts(tf.data.Dataset.zip((batched, batched)), 4) == []

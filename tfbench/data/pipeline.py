@@ -31,16 +31,21 @@ def visits(num_samples: int, seed: int, shard: Shard) -> tf.data.Dataset:
     return order.repeat().enumerate().shard(shard.count, shard.index)
 
 
-def batches(samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: bool) -> tf.data.Dataset:
+def batches(
+    samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: bool, into_batch: bool = False
+) -> tf.data.Dataset:
     """Batches endless samples and prepares them ahead of the step.
 
     Args:
         samples: data set of dicts of tensors of static shape.
         config: gives the batch size, samples_per_replica_per_step.
         reproducible: keep the order of the samples, at the price that a slow one holds up the others.
+        into_batch: `samples` ends in a parallel map, whose calls lay their samples into the batch: none goes
+            through the one thread that puts a batch together. The order is kept anyway.
     """
     options = tf.data.Options()
     options.deterministic = reproducible
+    options.experimental_optimization.map_and_batch_fusion = into_batch
     # Threads of their own: decoding does not queue behind the step's operations, nor they behind it. The
     # samples are the parallelism; an operation that splits itself up would only add to the threads.
     # 0: as many as the cores of whichever host runs this.
@@ -48,7 +53,9 @@ def batches(samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: 
     options.threading.max_intra_op_parallelism = 1
     return (
         samples.batch(
-            config.samples_per_replica_per_step, drop_remainder=True, num_parallel_calls=BATCHES_AT_ONCE
+            config.samples_per_replica_per_step,
+            drop_remainder=True,
+            num_parallel_calls=None if into_batch else BATCHES_AT_ONCE,  # with a number nothing is fused
         )
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)
@@ -119,13 +126,15 @@ def image_batches(
     def endless(samples: tf.data.Dataset) -> tf.data.Dataset:
         return shuffled(samples).enumerate()
 
+    into_batch = False
     if config.data_service:
         samples = shuffled(records).map(decode_in_service, num_parallel_calls=tf.data.AUTOTUNE)
     elif cache.wanted(config, shard, records, decode_to_keep, num_records):
         kept = tolerant.read_each(records, decode_to_keep, shard, keep_order=config.deterministic).cache()
         if augment:
-            workers = shard.tuning.workers or tolerant.usable_cores()
-            samples = endless(kept).map(crop_kept, num_parallel_calls=workers)
+            # Calls in turn fill one batch: with as many as workers, some of these wait for the slowest.
+            calls = 2 * (shard.tuning.workers or tolerant.usable_cores())
+            samples, into_batch = endless(kept).map(crop_kept, num_parallel_calls=calls), True
         else:
             samples = endless(kept).map(lambda _, sample: sample)
     else:
@@ -136,7 +145,9 @@ def image_batches(
     # The workers are given, so that nothing is left to tune; to tune, every data set reads the clock for each
     # record, which took 3 to 5 % of the CPU time of an image. A worker of a service finds its own number.
     options.autotune.enabled = bool(config.data_service)
-    return batches(samples.with_options(options), config, reproducible=config.deterministic)
+    return batches(
+        samples.with_options(options), config, reproducible=config.deterministic, into_batch=into_batch
+    )
 
 
 def kept_side(image_size: int) -> int:
