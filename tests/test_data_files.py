@@ -19,7 +19,7 @@ from test_data_images import encode, write_records
 
 from tfbench import defaults
 from tfbench.config import ConfigError
-from tfbench.data import InputLog, Shard, open_input, pipeline, tolerant
+from tfbench.data import InputLog, Shard, image_shards, open_input, pipeline, tolerant
 from tfbench.data.spec import UnreadableError
 
 NUM_IMAGES = 12
@@ -209,6 +209,7 @@ UNREADABLE = {
     "JPEG cut short": WHOLE_JPEG[: len(WHOLE_JPEG) // 2],
     "JPEG without its header": WHOLE_JPEG[:20] + bytes(200) + WHOLE_JPEG[220:],
     "PNG cut short": WHOLE_PNG[: len(WHOLE_PNG) // 2],
+    "raw image cut short": image_shards.ppm(np.zeros((64, 64, 3), np.uint8))[:-1],
     "PNG of damaged pixels": WHOLE_PNG[:500] + bytes(100) + WHOLE_PNG[600:],
 }
 

@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from data_helpers import IMAGE_MODEL, check, config_of, epoch, make
 from PIL import Image
 
-from tfbench.data import Shard, pipeline, synthetic_batch
+from tfbench.data import Shard, image_shards, pipeline, synthetic_batch
 from tfbench.data.spec import Tuning
 
 NUM_DIGITS = 1797
@@ -99,15 +99,17 @@ def test_decode_photograph_as_pillow_does() -> None:
     assert np.abs(decoded - np.asarray(Image.open(path)).astype(int)).mean() < 2  # the DCTs differ
 
 
-def test_random_crop_of_png_is_a_window_of_it() -> None:
+@pytest.mark.parametrize("file_format", ["PNG", "BMP", "PPM"])  # BMP: raw records were that once
+def test_random_crop_is_a_window_of_the_image(file_format: str) -> None:
     """Red is the column and green the row, so that a crop tells where it was cut."""
     height, width = 200, 250
     rows, columns = np.mgrid[:height, :width].astype(np.uint8)
-    png = encode(np.stack([columns, rows, np.zeros_like(rows)], axis=-1), "PNG")
+    pixels = np.stack([columns, rows, np.zeros_like(rows)], axis=-1)
+    encoded = image_shards.ppm(pixels) if file_format == "PPM" else encode(pixels, file_format)
     windows, mirrored = set(), 0
     for index in range(300):
         seed = tf.constant([7, index], tf.int64)
-        crop = pipeline.mirror(pipeline.random_crop(png, seed), seed).numpy()
+        crop = pipeline.mirror(pipeline.random_crop(encoded, seed), seed).numpy()
         h, w, _ = crop.shape
         mirrored += int(w > 1 and crop[0, 0, 0] > crop[0, -1, 0])
         left, top = int(crop[0, :, 0].min()), int(crop[0, 0, 1])

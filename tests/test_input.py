@@ -5,7 +5,9 @@ import dataclasses
 import gc
 import itertools
 import threading
+import time
 import types
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -26,10 +28,17 @@ from tfbench.measure.timing import Window
 from tfbench.records import RunRecord
 
 
-def drained(samples: int, seconds: float, cpu_s: float, cores_s: float | None = None) -> Drained:
+def drained(
+    samples: int,
+    seconds: float,
+    cpu_s: float,
+    cores_s: float | None = None,
+    threads_s: tuple[float, ...] = (),
+) -> Drained:
     """Two windows that agree."""
     half = Window(0, 1, samples // 2, 0.0, seconds / 2)
-    return Drained((half, half), Usage(cpu_s, cpu_s if cores_s is None else cores_s, None))
+    used = Usage(cpu_s, cpu_s if cores_s is None else cores_s, None, dict(enumerate(threads_s)))
+    return Drained((half, half), used)
 
 
 class Host:
@@ -60,6 +69,28 @@ def test_windows_count_what_was_taken_in_them():
     assert done.cores_busy_by_others == 1.5  # 36 s on these cores, less its own
     assert done.cpu_us_per_sample == pytest.approx(300_000)
     assert done.read_bytes_per_sec == 250
+
+
+def test_a_thread_that_alone_is_the_limit_is_seen():
+    """One thread computes and others wait for it: its share of a core, not theirs, is the busiest."""
+
+    def compute() -> int:
+        end_s = time.thread_time() + 0.05
+        while time.thread_time() < end_s:
+            pass
+        return 1
+
+    with futures.ThreadPoolExecutor(3) as pool:
+        lock = threading.Lock()
+
+        def in_turn(_: int) -> int:
+            with lock:
+                return alone.submit(compute).result()
+
+        with futures.ThreadPoolExecutor(1) as alone:
+            done = drain(lambda: sum(pool.map(in_turn, range(3))), Plan(seconds=0.6, windows=1))
+    assert max(done.used.threads_s.values()) == pytest.approx(0.05 * done.samples, abs=0.1)
+    assert done.busiest_thread == pytest.approx(0.05 * done.samples / done.seconds, abs=0.2)
 
 
 def test_a_take_longer_than_a_window_is_a_window_and_one_window_has_no_interval():
@@ -143,7 +174,9 @@ def test_a_stage_costs_what_it_adds():
             ["cores are the limit: a sample", "1,900.0 µs", "most is 'decode', about 700.0 µs"],
         ),
         (drained(1000, 1, 1.0, cores_s=1.8), ["cores are the limit (0.8 of them", "other processes"]),
-        (drained(1000, 1, 1.0, cores_s=1.2), ["0.8 of 2 cores are idle", "not the limit"]),
+        (drained(1000, 1, 1.0, cores_s=1.2), ["0.8 of 2 cores are idle", "not the limit: storage, a stage"]),
+        (drained(1000, 2, 2.2, threads_s=(0.3, 1.9)), ["limit: a stage in one thread is", "95% of a core"]),
+        (drained(1000, 2, 2.2, threads_s=(1.7, 0.5)), ["storage, copies to", "more than 85% of a core"]),
     ],
 )
 def test_what_limits(whole, said):
@@ -241,6 +274,12 @@ def test_stages_before_a_numbering_are_found():
         ("decode", 1),
         ("batch", 4),
     ]
+
+
+def test_a_batch_in_one_thread_is_cut_where_it_is_the_last():
+    samples = tf.data.Dataset.range(8).repeat().batch(2).unbatch().map(abs, num_parallel_calls=1)
+    found = cuts(samples.batch(4).map(abs), 4)
+    assert [(cut.name, cut.samples_per_element) for cut in found] == [("abs", 1), ("batch", 4)]
 
 
 def test_what_cannot_be_followed_is_not_cut():

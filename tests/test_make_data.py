@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from data_helpers import config_of, make
 from PIL import Image
 from run_helpers import environment_without_tensorflow, python
 
-from tfbench.data import image_shards
+from tfbench.data import image_shards, pipeline
 from tfbench.data.image_shards import ShardsError
 
 
@@ -125,7 +126,7 @@ def test_resized_keeps_everything_but_the_size(kind: str, made: Path, tmp_path: 
         for name in ("image/class/label", "image/class/synset", "image/filename"):
             assert after[name] == before[name]
         image, original = picture(after["image/encoded"]), picture(before["image/encoded"])
-        assert image.format == {"raw": "BMP", "jpeg": "JPEG"}[kind]
+        assert image.format == {"raw": "PPM", "jpeg": "JPEG"}[kind]
         assert after["image/format"] == image.format.encode()
         assert (after["image/width"], after["image/height"]) == image.size
         assert min(image.size) == 100
@@ -136,11 +137,40 @@ def test_resized_keeps_everything_but_the_size(kind: str, made: Path, tmp_path: 
     assert batch["image"].std() > 5
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_bitmap_of_any_width(width: int) -> None:
+@pytest.mark.parametrize("width", [1, 6, 7, 8, 300])  # up to 6 the header takes more than a row
+def test_raw_image_of_any_width(width: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, width, 3), np.uint8)
-    np.testing.assert_array_equal(np.asarray(picture(image_shards.bmp(pixels))), pixels)
-    np.testing.assert_array_equal(tf.io.decode_image(image_shards.bmp(pixels)), pixels)
+    encoded = image_shards.ppm(pixels)
+    np.testing.assert_array_equal(np.asarray(picture(encoded)), pixels)
+    np.testing.assert_array_equal(pipeline.decode_whole(encoded), pixels)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda encoded: encoded[:-1], "requested shape"),
+        (lambda encoded: encoded + bytes(3 * 8), "requested shape"),
+        (lambda encoded: b"P6 8 5 255\n" + bytes(3 * 8 * 5), "StringToNumberOp"),  # of another layout
+        (lambda encoded: b"P6 ", "out of range|StringToNumberOp"),
+    ],
+)
+def test_raw_image_that_is_not_whole_is_refused(damage: Callable[[bytes], bytes], message: str) -> None:
+    encoded = damage(image_shards.ppm(np.zeros((5, 8, 3), np.uint8)))
+    for decode in (pipeline.decode_whole, lambda image: pipeline.random_crop(image, tf.constant([0, 0]))):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            decode(encoded)
+
+
+def test_old_raw_records_are_not_mixed_with_new_ones(made: Path, tmp_path: Path) -> None:
+    sources = sorted(map(str, made.glob("train-*")))
+    recipe = image_shards.resized_recipe(sources, 100, "raw")
+    image_shards.make(recipe, tmp_path, processes=1)
+    manifest = tmp_path / "manifest.json"
+    written = json.loads(manifest.read_text())
+    del written["recipe"]["layout"]  # as with bitmaps
+    manifest.write_text(json.dumps(written))
+    with pytest.raises(ShardsError, match=f"--out={tmp_path}: holds shards made with another layout; choose"):
+        image_shards.make(recipe, tmp_path, processes=1)
 
 
 def test_unreadable_source_is_named(made: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _NUM = flags.DEFINE_integer("num", 10_000, "images: how many.", lower_bound=1)
 _NUM_CLASSES = flags.DEFINE_integer("num_classes", 1000, "images: classes, labelled from 1.", lower_bound=1)
 _SHORT_SIDE = flags.DEFINE_integer("short_side", 256, "resized: pixels; smaller images stay.", lower_bound=8)
 _ENCODING = flags.DEFINE_enum(
-    "encoding", "jpeg", ["jpeg", "raw"], "resized: raw is an uncompressed bitmap, which needs no decoding."
+    "encoding", "jpeg", ["jpeg", "raw"], "resized: raw is PPM, whose pixels are not compressed."
 )
 _SEQ_LENGTH = flags.DEFINE_integer("seq_length", 128, "tokens: of a sequence.", lower_bound=8)
 _VOCAB = flags.DEFINE_string("vocab", None, "tokens: BERT's vocab.txt. Default: trained on the text.")

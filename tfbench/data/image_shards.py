@@ -9,7 +9,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -32,7 +31,11 @@ QUALITY = 92
 NOISE = (10.0, 25.0)  # standard deviation in grey levels; makes the files as large as those of photographs
 CROP_SIDE = (0.5, 1.0)  # of the photograph's
 
-_BMP_HEADER = struct.Struct("<2sIHHIIiiHHIIiiII")  # BITMAPFILEHEADER and BITMAPINFOHEADER
+# Where the header of a raw image says its size; the rest of it is blanks and the largest value, 255.
+PPM_MAGIC = b"P6 "
+PPM_WIDTH = slice(3, 9)
+PPM_HEIGHT = slice(9, 15)
+_PPM_END = b" 255\n"
 
 
 class ShardsError(ValueError):
@@ -82,7 +85,10 @@ def resized_recipe(sources: list[str], short_side: int, encoding: str) -> Recipe
     if len(set(files)) < len(files):
         raise ShardsError("--source: two files have the same name")
     paths = [os.path.abspath(path) for path in sources]
-    return Recipe("resized", {"sources": paths, "short_side": short_side, "encoding": encoding}, files)
+    settings = {"sources": paths, "short_side": short_side, "encoding": encoding}
+    if encoding == "raw":
+        settings["layout"] = "PPM"  # was BMP once: no folder has both
+    return Recipe("resized", settings, files)
 
 
 def make(recipe: Recipe, out: Path, processes: int, progress: Callable[..., Any] | None = None) -> int:
@@ -238,7 +244,7 @@ def _resized(recipe: Recipe, shard: int) -> Iterator["tf.train.Example"]:
             decoded = pipeline.decode_whole(encoded)
             image = pipeline.resize_short_side(decoded, recipe.settings["short_side"]).numpy()
             raw = recipe.settings["encoding"] == "raw"
-            _replace_image(example, image, bmp(image) if raw else _jpeg(image, RESIZED_QUALITY), raw)
+            _replace_image(example, image, ppm(image) if raw else _jpeg(image, RESIZED_QUALITY), raw)
             yield example
             num_read += 1
     except (tf.errors.OpError, IndexError) as error:
@@ -248,7 +254,7 @@ def _resized(recipe: Recipe, shard: int) -> Iterator["tf.train.Example"]:
 def _replace_image(example: "tf.train.Example", image: "np.ndarray", encoded: bytes, raw: bool) -> None:
     import tensorflow as tf
 
-    for name, value in _image_features(image, encoded, b"BMP" if raw else b"JPEG").items():
+    for name, value in _image_features(image, encoded, b"PPM" if raw else b"JPEG").items():
         example.features.feature[name].CopyFrom(
             tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
             if isinstance(value, bytes)
@@ -288,22 +294,22 @@ def _jpeg(image: "np.ndarray", quality: int) -> bytes:
     return encoded
 
 
-def bmp(image: "np.ndarray") -> bytes:
-    """uint8 [H, W, 3] as an uncompressed Windows bitmap of 24 bits a pixel, rows from the top.
+def ppm(image: "np.ndarray") -> bytes:
+    """uint8 [H, W, 3] as a binary portable pixmap, a header of text and then the pixels, rows from the top.
 
-    https://learn.microsoft.com/windows/win32/gdi/bitmap-storage
+    Blanks make the header as long as whole rows, so that a program that knows this has the pixels of a row or
+    a column without copying all of them: TensorFlow took 155 µs for a bitmap of 256 × 341, and takes 27.
+    https://netpbm.sourceforge.net/doc/ppm.html
     """
-    import numpy as np
-
     height, width, _ = image.shape
-    rows = image[:, :, ::-1].reshape(height, 3 * width)
-    rows = np.pad(rows, [(0, 0), (0, -3 * width % 4)])  # rows are whole words
-    pixels = rows.tobytes()
-    start = _BMP_HEADER.size
-    header = _BMP_HEADER.pack(
-        b"BM", start + len(pixels), 0, 0, start, 40, width, -height, 1, 24, 0, len(pixels), 0, 0, 0, 0
-    )
-    return header + pixels
+    header = PPM_MAGIC + b"%6d%6d" % (width, height)
+    header_bytes = 3 * width * ppm_header_rows(width)
+    return header + _PPM_END.rjust(header_bytes - len(header)) + image.tobytes()
+
+
+def ppm_header_rows(width: Any) -> Any:
+    """Rows of pixels that the header of `ppm` takes, for a width in pixels; a number or a tensor."""
+    return (PPM_HEIGHT.stop + len(_PPM_END) - 1) // (3 * width) + 1
 
 
 def _finished(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfbench.config import BenchmarkConfig
-from tfbench.data import cache, service, tolerant
+from tfbench.data import cache, image_shards, service, tolerant
 from tfbench.data.spec import Shard
 
 # Put together side by side: 256 images are 38 MB, which took one thread 17 ms to copy to new memory on a busy
@@ -31,16 +31,21 @@ def visits(num_samples: int, seed: int, shard: Shard) -> tf.data.Dataset:
     return order.repeat().enumerate().shard(shard.count, shard.index)
 
 
-def batches(samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: bool) -> tf.data.Dataset:
+def batches(
+    samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: bool, into_batch: bool = False
+) -> tf.data.Dataset:
     """Batches endless samples and prepares them ahead of the step.
 
     Args:
         samples: data set of dicts of tensors of static shape.
         config: gives the batch size, samples_per_replica_per_step.
         reproducible: keep the order of the samples, at the price that a slow one holds up the others.
+        into_batch: `samples` ends in a parallel map, whose calls lay their samples into the batch: none goes
+            through the one thread that puts a batch together. The order is kept anyway.
     """
     options = tf.data.Options()
     options.deterministic = reproducible
+    options.experimental_optimization.map_and_batch_fusion = into_batch
     # Threads of their own: decoding does not queue behind the step's operations, nor they behind it. The
     # samples are the parallelism; an operation that splits itself up would only add to the threads.
     # 0: as many as the cores of whichever host runs this.
@@ -48,7 +53,9 @@ def batches(samples: tf.data.Dataset, config: BenchmarkConfig, *, reproducible: 
     options.threading.max_intra_op_parallelism = 1
     return (
         samples.batch(
-            config.samples_per_replica_per_step, drop_remainder=True, num_parallel_calls=BATCHES_AT_ONCE
+            config.samples_per_replica_per_step,
+            drop_remainder=True,
+            num_parallel_calls=None if into_batch else BATCHES_AT_ONCE,  # with a number nothing is fused
         )
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)
@@ -119,13 +126,15 @@ def image_batches(
     def endless(samples: tf.data.Dataset) -> tf.data.Dataset:
         return shuffled(samples).enumerate()
 
+    into_batch = False
     if config.data_service:
         samples = shuffled(records).map(decode_in_service, num_parallel_calls=tf.data.AUTOTUNE)
     elif cache.wanted(config, shard, records, decode_to_keep, num_records):
         kept = tolerant.read_each(records, decode_to_keep, shard, keep_order=config.deterministic).cache()
         if augment:
-            workers = shard.tuning.workers or tolerant.usable_cores()
-            samples = endless(kept).map(crop_kept, num_parallel_calls=workers)
+            # Calls in turn fill one batch: with as many as workers, some of these wait for the slowest.
+            calls = 2 * (shard.tuning.workers or tolerant.usable_cores())
+            samples, into_batch = endless(kept).map(crop_kept, num_parallel_calls=calls), True
         else:
             samples = endless(kept).map(lambda _, sample: sample)
     else:
@@ -136,7 +145,9 @@ def image_batches(
     # The workers are given, so that nothing is left to tune; to tune, every data set reads the clock for each
     # record, which took 3 to 5 % of the CPU time of an image. A worker of a service finds its own number.
     options.autotune.enabled = bool(config.data_service)
-    return batches(samples.with_options(options), config, reproducible=config.deterministic)
+    return batches(
+        samples.with_options(options), config, reproducible=config.deterministic, into_batch=into_batch
+    )
 
 
 def kept_side(image_size: int) -> int:
@@ -162,8 +173,44 @@ def resize(image: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def decode_whole(encoded: tf.Tensor) -> tf.Tensor:
-    """Decodes JPEG, PNG, GIF or BMP bytes, told apart by their content, to uint8 [height, width, 3]."""
-    return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+    """Decodes JPEG, PNG, GIF, BMP or `image_shards.ppm`'s bytes, told apart by their content.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+
+    def whole_ppm() -> tf.Tensor:
+        rows, header_rows = _rows_of_ppm(encoded)
+        return rows[header_rows:]
+
+    def by_its_decoder() -> tf.Tensor:
+        return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+
+    return tf.cond(_is_ppm(encoded), whole_ppm, by_its_decoder)
+
+
+def _is_ppm(encoded: tf.Tensor) -> tf.Tensor:
+    return tf.strings.substr(encoded, 0, len(image_shards.PPM_MAGIC)) == image_shards.PPM_MAGIC
+
+
+def _rows_of_ppm(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Header and pixels of `image_shards.ppm`'s bytes, and the number of rows that are header.
+
+    They are not parted here: the pixels alone would be a copy, and what is cut out of them another.
+
+    Returns:
+        uint8 [rows, width, 3] and int32 scalar.
+    """
+
+    def number(place: slice) -> tf.Tensor:
+        digits = tf.strings.substr(encoded, place.start, place.stop - place.start)
+        return tf.strings.to_number(digits, tf.int32)
+
+    width, height = number(image_shards.PPM_WIDTH), number(image_shards.PPM_HEIGHT)
+    header_rows = image_shards.ppm_header_rows(width)
+    # Refuses bytes that are not as many as the header says.
+    shape = tf.stack([header_rows + height, width, 3])
+    return tf.reshape(tf.io.decode_raw(encoded, tf.uint8), shape), header_rows
 
 
 def random_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -182,7 +229,15 @@ def random_crop(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         window = _random_window(tf.io.extract_jpeg_shape(encoded), seed)
         return tf.io.decode_and_crop_jpeg(encoded, window, channels=3, dct_method="INTEGER_FAST")
 
-    return tf.cond(tf.io.is_jpeg(encoded), crop_jpeg, lambda: crop_of_whole(encoded, seed))
+    def crop_ppm() -> tf.Tensor:
+        rows, header_rows = _rows_of_ppm(encoded)
+        window = _random_window(tf.shape(rows) - [header_rows, 0, 0], seed)
+        return _part(rows, tf.add(window, [header_rows, 0, 0, 0]))
+
+    def crop_other() -> tf.Tensor:
+        return tf.cond(_is_ppm(encoded), crop_ppm, lambda: crop_of_whole(encoded, seed))
+
+    return tf.cond(tf.io.is_jpeg(encoded), crop_jpeg, crop_other)
 
 
 def crop_of_whole(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -192,7 +247,12 @@ def crop_of_whole(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 def cut(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Cuts the part of a decoded image [H, W, 3] that `random_crop` would."""
-    top, left, height, width = tf.unstack(_random_window(tf.shape(image), seed))
+    return _part(image, _random_window(tf.shape(image), seed))
+
+
+def _part(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """The part of [H, W, C] that a window [top, left, height, width] shows."""
+    top, left, height, width = tf.unstack(window)
     return image[top : top + height, left : left + width]
 
 

@@ -42,6 +42,7 @@ class Variant:
             cpu_s=sum(each.cpu_s for each in used),
             cores_s=sum(each.cores_s for each in used),
             read_bytes=None,
+            threads_s={},  # every round has its own
         )
         return Drained(tuple(window for drained in self.rounds for window in drained.windows), total)
 

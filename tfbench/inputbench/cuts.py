@@ -26,7 +26,7 @@ class Cut:
 
 
 def cuts(dataset: Any, batch_size: int) -> list[Cut]:
-    """Cuts a pipeline after each stage that works in parallel, from its source on; the last one batches.
+    """Cuts a pipeline after each stage that works in parallel, from its source on, and after its batching.
 
     What works in one thread is cheap and counts with the next stage: shuffling, repeating, numbering.
 
@@ -40,12 +40,14 @@ def cuts(dataset: Any, batch_size: int) -> list[Cut]:
     """
     found: list[Cut] = []
     samples = 1
-    for stage in reversed(list(_upstream(dataset))):
+    stages = list(_upstream(dataset))
+    last_batch = next((stage for stage in stages if hasattr(stage, "_batch_size")), None)
+    for stage in reversed(stages):
         if hasattr(stage, "_batch_size"):
             samples *= int(stage._batch_size)
         elif type(stage).__name__ in _SINGLE:
             samples = 1
-        if getattr(stage, "_num_parallel_calls", None) is not None:
+        if stage is last_batch or getattr(stage, "_num_parallel_calls", None) is not None:
             found.append(Cut(_name(stage), stage, samples))
     return found if samples == batch_size else []
 

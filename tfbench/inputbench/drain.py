@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
@@ -31,6 +31,9 @@ class Usage:
     cpu_s: float  # by all threads of this process, user and system
     cores_s: float  # CPU time of all processes on the cores that this one may use
     read_bytes: int | None  # through read calls, from the page cache too; None: the system does not say
+    threads_s: Mapping[int, float] = dataclasses.field(
+        default_factory=dict
+    )  # CPU time of this process's, by id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,11 @@ class Drained:
         return max(self.used.cores_s - self.used.cpu_s, 0.0) / self.seconds
 
     @property
+    def busiest_thread(self) -> float | None:
+        """CPU time of the thread that used most ÷ wall time: at 1 it alone is the limit. None: not known."""
+        return max(self.used.threads_s.values()) / self.seconds if self.used.threads_s else None
+
+    @property
     def read_bytes_per_sec(self) -> float | None:
         """Through read calls; None: the system does not say."""
         return None if self.used.read_bytes is None else self.used.read_bytes / self.seconds
@@ -90,7 +98,8 @@ def usage_now() -> Usage:
     except (psutil.AccessDenied, OSError):  # some containers hide /proc/self/io
         read_bytes = None
     cores = [each for number, each in enumerate(psutil.cpu_times(percpu=True)) if number in usable]
-    return Usage(times.user + times.system, sum(map(_busy_s, cores)), read_bytes)
+    threads_s = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+    return Usage(times.user + times.system, sum(map(_busy_s, cores)), read_bytes, threads_s)
 
 
 def _busy_s(core: Any) -> float:
@@ -128,5 +137,8 @@ def drain(
     read_bytes = None
     if before.read_bytes is not None and after.read_bytes is not None:
         read_bytes = after.read_bytes - before.read_bytes
-    used = Usage(after.cpu_s - before.cpu_s, after.cores_s - before.cores_s, read_bytes)
+    threads_s = {
+        thread: used_s - before.threads_s.get(thread, 0.0) for thread, used_s in after.threads_s.items()
+    }
+    used = Usage(after.cpu_s - before.cpu_s, after.cores_s - before.cores_s, read_bytes, threads_s)
     return Drained(tuple(timer.windows), used)

@@ -11,6 +11,8 @@ from tfbench.records import RunRecord
 BUSY_SHARE = 0.8
 # Of the usable cores. With more busy by others, the input would be faster alone.
 OTHERS_SHARE = 0.1
+# Of a core. A thread that is busier hardly waits, so what runs in it is the limit.
+THREAD_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +85,16 @@ def limit(whole: Drained, stages: Mapping[str, Drained], cpu_cores: int) -> str:
     others = whole.cores_busy_by_others
     idle = cpu_cores - whole.cores_busy - others
     if idle > (1 - BUSY_SHARE) * cpu_cores:
-        return (
-            f"{idle:.1f} of {cpu_cores} cores are idle, so computing is not the limit: storage, a stage in "
-            "one thread or copies to the devices are."
-        )
+        busiest = whole.busiest_thread
+        limits = "storage, a stage in one thread or copies to the devices are"
+        if busiest is not None and busiest > THREAD_SHARE:
+            limits = f"a stage in one thread is, which uses {busiest:.0%} of a core"
+        elif busiest is not None:
+            limits = (
+                "storage, copies to the devices or threads that wait for each other are, for none uses more "
+                f"than {busiest:.0%} of a core"
+            )
+        return f"{idle:.1f} of {cpu_cores} cores are idle, so computing is not the limit: {limits}."
     much = others > OTHERS_SHARE * cpu_cores
     taken = f" ({others:.1f} of them are taken by other processes)" if much else ""
     sentence = f"The cores are the limit{taken}: a sample takes {whole.cpu_us_per_sample:,.1f} µs of CPU time"

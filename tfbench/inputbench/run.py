@@ -143,6 +143,7 @@ def _show(config: BenchmarkConfig, seen: Seen, machine: Machine, display: Displa
             ("samples per core", f"{1e6 / whole.cpu_us_per_sample:,.0f} /s", "of CPU time"),
             ("batches", f"{batches / 1e6:,.1f} MB/s", "to the replicas"),
             ("read", "" if read is None else f"{read / 1e6:,.1f} MB/s", "by read calls, cached files too"),
+            ("busiest thread", _percent(whole.busiest_thread), "of a core"),
             ("memory", f"{seen.host_rss_gib:.2f} GiB", "of the process"),
         ],
     )
@@ -154,6 +155,10 @@ def _show(config: BenchmarkConfig, seen: Seen, machine: Machine, display: Displa
         display.say("No stages: this pipeline is built in a way that is not followed.")
     display.say(feeding.verdict(whole, machine.cpu_cores, seen.gpu_rate))
     display.say(feeding.limit(whole, seen.all_stages, machine.cpu_cores))
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def _line(name: str, drained: Drained, cost: float) -> tuple[str, ...]:
