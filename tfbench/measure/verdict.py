@@ -149,7 +149,7 @@ def _waits(parts: Parts, steps_per_loop: int) -> list[Finding]:
         (parts.host_gap, "host bound", "waits for the host between calls of the loop",
          f"raise --steps_per_loop={steps_per_loop}, and keep Python out of the loop"),
         (parts.exposed_communication, "communication bound", "waits for the all-reduce",
-         "a larger --per_replica_batch_size, --accumulate, or --collectives=inside"),
+         "a larger --per_replica_batch_size, --accumulate, or --collectives=update"),
     )  # fmt: skip
     return [
         Finding(verdict, f"{100 * parts.share(part):.0f} % of the step {why}", advice, parts.share(part))
