@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfbench import devices
 from tfbench.config import BenchmarkConfig
 from tfbench.data import dali, service
 from tfbench.data.spec import InputLog, Shard
@@ -50,15 +51,33 @@ def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribut
     log = InputLog(config.on_bad_record)
     if config.input == "dali":
         return Input(next=dali.open_dali(config, strategy, log), resident=False, log=log)
-    import tensorflow as tf
 
     def dataset_fn(context: "tf.distribute.InputContext") -> "tf.data.Dataset":
         shard = Shard(context.input_pipeline_id, context.num_input_pipelines, log)
         return service.computed(dataset_spec.make(config, spec, shard), config, shard).map(departing)
 
+    iterator = in_turn(strategy, dataset_fn)
+    return Input(next=lambda: next(iterator), resident=False, log=log)
+
+
+def in_turn(
+    strategy: "tf.distribute.Strategy",
+    dataset_fn: Callable[["tf.distribute.InputContext"], "tf.data.Dataset"],
+) -> Any:
+    """Iterator over the replicas' batches, which are copied to each replica's memory ahead of their use.
+
+    Args:
+        strategy: of the replicas, which draw their batches in turn.
+        dataset_fn: → endless batches of one replica.
+    """
+    import tensorflow as tf
+
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=BATCHES_ON_DEVICE)
     iterator = iter(strategy.distribute_datasets_from_function(dataset_fn, options))
-    return Input(next=lambda: next(iterator), resident=False, log=log)
+    # Again: a generator data set feeds the devices, and where the first one is made TensorFlow 2.21 sets
+    # malloc's threshold, above which a block is the kernel's, to 128 KB. Every image then waited for pages.
+    devices.keep_freed_memory()
+    return iterator
 
 
 def _resident_batch(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribute.Strategy") -> Batch:
@@ -67,11 +86,13 @@ def _resident_batch(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.dist
 
     from tfbench.data.synthetic import synthetic_batch
 
-    devices = strategy.extended.worker_devices  # of this process only, while replica ids count all processes
+    worker_devices = (
+        strategy.extended.worker_devices
+    )  # of this process only, while replica ids count all processes
 
     def value_fn(context: "tf.distribute.experimental.ValueContext") -> Batch:
         replica = context.replica_id_in_sync_group
-        with tf.device(devices[replica % len(devices)]):
+        with tf.device(worker_devices[replica % len(worker_devices)]):
             return departing(synthetic_batch(config, spec, seed=config.seed + replica))
 
     batch: Batch = strategy.experimental_distribute_values_from_function(value_fn)

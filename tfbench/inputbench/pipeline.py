@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tfbench import devices
 from tfbench.config import BenchmarkConfig
-from tfbench.data import InputLog, Shard, parse, service
-from tfbench.data.source import BATCHES_ON_DEVICE
+from tfbench.data import InputLog, Shard, parse, service, source
 from tfbench.inputbench.cuts import cuts
 from tfbench.inputbench.drain import Drained, Plan, drain
 from tfbench.models import MODELS
@@ -48,8 +47,7 @@ class Pipeline:
 
     def whole(self, strategy: tf.distribute.Strategy, plan: Plan) -> Drained:
         """Batches of every replica in its device's memory, as `tfbench.data.open_input` gives them."""
-        options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=BATCHES_ON_DEVICE)
-        batches = iter(strategy.distribute_datasets_from_function(lambda _: self._dataset, options))
+        batches = source.in_turn(strategy, lambda _: self._dataset)
         steps = 1
 
         def in_a_loop(count: tf.Tensor) -> None:
