@@ -138,7 +138,7 @@ def test_shards_read_every_image_once_per_epoch(name: str, data: dict[str, str])
         seen: list[int] = []
         for _ in range(NUM_IMAGES // 16):
             for image, label in map(next, streams):
-                assert (image.shape, image.dtype, label.dtype) == ((8, 16, 16, 3), np.uint8, np.int32)
+                assert (image.shape, image.dtype, label.dtype) == ((8, 16, 16, 3), np.uint8, np.int64)
                 np.testing.assert_array_equal(label, numbers_of(image) % NUM_CLASSES)
                 seen += numbers_of(image).tolist()
         assert Counter(seen) == Counter(range(NUM_IMAGES))
@@ -162,7 +162,7 @@ def test_replicas_of_a_strategy_in_a_loop(kind: str, num_replicas: int, data: di
 
     def numbers_and_labels(batch: Any) -> Any:
         first = tf.cast(batch["image"][:, 0, 0, :2], tf.int32)
-        return tf.stack([first[:, 0] + 256 * first[:, 1], batch["label"]])
+        return tf.stack([first[:, 0] + 256 * first[:, 1], tf.cast(batch["label"], tf.int32)])
 
     @tf.function
     def loop() -> Any:

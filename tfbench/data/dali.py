@@ -91,7 +91,10 @@ def open_dali(
 
 
 def dataset(config: BenchmarkConfig, reader: Reader, shard: Shard, *, gpu: int | None) -> "tf.data.Dataset":
-    """Endless batches (image uint8 [B, S, S, 3], label int32 [B]), cropped as `pipeline.image_batches` does.
+    """Endless batches (image uint8 [B, S, S, 3], label int64 [B]), cropped as `pipeline.image_batches` does.
+
+    Labels are int64, as `models.transit.departing` makes them: int32 ones would be copied to the GPU at every
+    step.
 
     Args:
         config: gives sizes and the seed.
@@ -119,7 +122,7 @@ def dataset(config: BenchmarkConfig, reader: Reader, shard: Shard, *, gpu: int |
         )
         image = fn.resize(image, size=[size, size], antialias=False, interp_type=types.INTERP_LINEAR)
         image = fn.flip(image, horizontal=fn.random.coin_flip())
-        label = fn.squeeze(label, axes=[0])
+        label = fn.cast(fn.squeeze(label, axes=[0]), dtype=types.INT64)
         return image, label if gpu is None else label.gpu()
 
     return DALIDataset(
@@ -128,7 +131,7 @@ def dataset(config: BenchmarkConfig, reader: Reader, shard: Shard, *, gpu: int |
         num_threads=threads,
         device_id=gpu,
         output_shapes=((batch, size, size, 3), (batch,)),
-        output_dtypes=(tf.uint8, tf.int32),
+        output_dtypes=(tf.uint8, tf.int64),
     )
 
 
@@ -174,7 +177,7 @@ def _tfrecord_reader(config: BenchmarkConfig) -> Reader:
         _write_index(path, index_path)
 
     def read(shard: Shard) -> tuple[Any, Any]:
-        from nvidia.dali import fn, types
+        from nvidia.dali import fn
         from nvidia.dali import tfrecord as dali_tfrecord
 
         assert indexes
@@ -185,7 +188,7 @@ def _tfrecord_reader(config: BenchmarkConfig) -> Reader:
         record = fn.readers.tfrecord(
             path=paths, index_path=index_paths, features=features, **_shuffled(config, shard)
         )
-        return record["image/encoded"], fn.cast(record["image/class/label"], dtype=types.INT32) - 1
+        return record["image/encoded"], record["image/class/label"] - 1
 
     return read
 
