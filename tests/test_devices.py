@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_helpers import gpu, machine
 
-from tfbench import devices
+from tfbench import devices, malloc
 from tfbench.config import BenchmarkConfig, ConfigError
 
 DETERMINISTIC = BenchmarkConfig(model="any", gpus=1, deterministic=True)
@@ -27,7 +27,7 @@ def _tensorflow_logger():
 FAULTS_OF_LARGE_BLOCKS = """
 import resource, sys
 import numpy as np
-from tfbench.devices import keep_freed_memory
+from tfbench.malloc import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -54,14 +54,14 @@ def test_freed_memory_is_used_again_without_the_kernel():
 
 
 def test_the_users_own_settings_of_malloc_stay():
-    assert not devices.keep_freed_memory({"MALLOC_ARENA_MAX": "2"})
-    assert not devices.keep_freed_memory({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
+    assert not malloc.keep_freed_memory({"MALLOC_ARENA_MAX": "2"})
+    assert not malloc.keep_freed_memory({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
 
 
 @pytest.mark.parametrize(("data", "kept"), [("synthetic", 0), ("tfrecord:/data/train-*", 1)])
 def test_real_data_keeps_what_it_frees(data, kept, monkeypatch):
     asked = []
-    monkeypatch.setattr(devices, "keep_freed_memory", asked.append)
+    monkeypatch.setattr(malloc, "keep_freed_memory", asked.append)
     devices.set_environment(BenchmarkConfig(model="any", gpus=1, data=data), {})
     assert len(asked) == kept
 

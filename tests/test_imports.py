@@ -17,12 +17,13 @@ MAY_IMPORT = {
     "outcome": set(),
     "display": set(),
     "optimizers": set(),
+    "malloc": set(),
     "precision": set(),
     "hardware": set(),
     "measure": {"hardware"},
     "kernels": {"config"},
     "models": {"config", "kernels"},
-    "data": {"config", "models"},
+    "data": {"config", "malloc", "models"},
     "flags": _CHOICES,
     "defaults": _CHOICES | {"hardware", "kernels"},
     "training": {"data"},
@@ -74,7 +75,7 @@ MAY_IMPORT = {
     "journal": {"config", "flags", "measure", "records"},
     "summary": {"config", "hardware", "journal", "measure", "models", "records"},
     "curves": {"config", "journal", "measure"},
-    "devices": {"config", "hardware"},
+    "devices": {"config", "hardware", "malloc"},
     "step": {"config", "models", "optimizers", "precision"},
 }
 ENTRY_POINTS = {"train", "doctor", "sweep", "report", "micro", "make_data", "input", "data_service"}
@@ -83,7 +84,7 @@ WITHOUT_TENSORFLOW = (
     "tfbench.summary", "tfbench.outcome", "tfbench.display", "tfbench.devices", "tfbench.train",
     "tfbench.doctor", "tfbench.repeats", "tfbench.models", "tfbench.data", "tfbench.optimizers",
     "tfbench.precision", "tfbench.report", "tfbench.compile_cache", "tfbench.micro", "tfbench.ceilings",
-    "tfbench.input", "tfbench.data_service",
+    "tfbench.input", "tfbench.data_service", "tfbench.malloc",
 )  # fmt: skip
 PACKAGES_WITHOUT_TENSORFLOW = ("measure", "hardware", "checks", "sweeping", "reporting", "microbench")
 

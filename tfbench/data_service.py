@@ -15,8 +15,9 @@ from absl import app, flags
 
 from tfbench.config import ConfigError
 from tfbench.data.service import workers
-from tfbench.devices import keep_freed_memory, native_messages_to
+from tfbench.devices import native_messages_to
 from tfbench.display import Display
+from tfbench.malloc import keep_freed_memory
 
 FLAGS = flags.FLAGS
 LOCAL = "localhost"

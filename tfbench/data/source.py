@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfbench import devices
+from tfbench import malloc
 from tfbench.config import BenchmarkConfig
 from tfbench.data import dali, service
 from tfbench.data.spec import InputLog, Shard
@@ -76,7 +76,7 @@ def in_turn(
     iterator = iter(strategy.distribute_datasets_from_function(dataset_fn, options))
     # Again: a generator data set feeds the devices, and where the first one is made TensorFlow 2.21 sets
     # malloc's threshold, above which a block is the kernel's, to 128 KB. Every image then waited for pages.
-    devices.keep_freed_memory()
+    malloc.keep_freed_memory()
     return iterator
 
 
@@ -86,13 +86,11 @@ def _resident_batch(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.dist
 
     from tfbench.data.synthetic import synthetic_batch
 
-    worker_devices = (
-        strategy.extended.worker_devices
-    )  # of this process only, while replica ids count all processes
+    devices = strategy.extended.worker_devices  # of this process only, while replica ids count all processes
 
     def value_fn(context: "tf.distribute.experimental.ValueContext") -> Batch:
         replica = context.replica_id_in_sync_group
-        with tf.device(worker_devices[replica % len(worker_devices)]):
+        with tf.device(devices[replica % len(devices)]):
             return departing(synthetic_batch(config, spec, seed=config.seed + replica))
 
     batch: Batch = strategy.experimental_distribute_values_from_function(value_fn)
