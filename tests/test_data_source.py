@@ -1,16 +1,11 @@
 """Batches of the replicas of a strategy, on logical CPU devices."""
 
-import ctypes
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from data_helpers import IMAGE_MODEL, TEXT_MODEL, config_of, make
-from run_helpers import ROOT
 from step_helpers import strategy_of
 
 from tfbench.data import open_input, synthetic_batch
@@ -37,43 +32,6 @@ def test_synthetic_is_resident_and_different_on_every_replica() -> None:
         )
     assert (batches[0]["image"].numpy() != batches[1]["image"].numpy()).any()
     assert batches_of(strategy, source.next())[1]["image"] is batches[1]["image"]
-
-
-FAULTS_BESIDE_AN_INPUT = """
-import resource
-import numpy as np
-import tensorflow as tf
-from data_helpers import IMAGE_MODEL, config_of
-from tfbench.data import open_input
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        blocks = [np.ones(4 << 20, np.uint8) for _ in range(8)]
-        del blocks
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-given_back = faults()
-source = open_input(config_of("digits"), IMAGE_MODEL, tf.distribute.MirroredStrategy(["CPU:0"]))
-source.next()
-faults()  # fills what is kept
-print(given_back, faults())
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
-def test_freed_memory_is_kept_beside_an_input() -> None:
-    """TensorFlow undoes what a process has set when it makes the iterator."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    environ["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
-    told = subprocess.run(
-        [sys.executable, "-c", FAULTS_BESIDE_AN_INPUT],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert int(told[1]) < 0.1 * int(told[0])
 
 
 def test_synthetic_on_one_device() -> None:

@@ -275,7 +275,14 @@ def test_kernels_that_never_trained_there_are_called_so(card, precision, is_said
 
 @pytest.mark.parametrize(
     ("replicas", "steps_per_loop", "warmup_steps", "is_said"),
-    [(2, 5, 5, True), (2, 5, 6, False), (2, 1, 1, False), (1, 5, 5, True)],
+    [
+        (2, 5, 5, True),
+        (2, 5, 6, False),
+        (2, 1, 1, False),
+        (1, 5, 5, True),
+        (1, 100, 20, True),
+        (1, 100, 21, False),
+    ],
 )
 def test_a_first_call_inside_a_window_is_said(replicas, steps_per_loop, warmup_steps, is_said):
     sentences = sentences_of(

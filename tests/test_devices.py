@@ -1,11 +1,8 @@
 """Devices: the environment before TensorFlow starts, and GPUs that it does not see."""
 
 import contextlib
-import ctypes
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,40 +19,6 @@ def _tensorflow_logger():
     level = logging.getLogger("tensorflow").level
     yield
     logging.getLogger("tensorflow").setLevel(level)
-
-
-FAULTS_OF_LARGE_BLOCKS = """
-import resource, sys
-import numpy as np
-from tfbench.malloc import keep_freed_memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        blocks = [np.ones(4 << 20, np.uint8) for _ in range(8)]
-        del blocks
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-given_back = faults()
-kept = keep_freed_memory()
-faults()  # fills what is kept
-print(kept, given_back, faults())
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
-def test_freed_memory_is_used_again_without_the_kernel():
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    told = subprocess.run(
-        [sys.executable, "-c", FAULTS_OF_LARGE_BLOCKS], env=ours, capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert told[0] == "True"
-    assert int(told[2]) < 0.1 * int(told[1])
-
-
-def test_the_users_own_settings_of_malloc_stay():
-    assert not malloc.keep_freed_memory({"MALLOC_ARENA_MAX": "2"})
-    assert not malloc.keep_freed_memory({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
 
 
 @pytest.mark.parametrize(("data", "kept"), [("synthetic", 0), ("tfrecord:/data/train-*", 1)])

@@ -30,6 +30,8 @@ COLLECTIVES = ("outside", "update", "inside")
 # "fused": what memory limits is one kernel of tfbench's own each way, see tfbench.kernels. "plain": formulas,
 # which XLA makes its kernels of.
 KERNELS = ("fused", "plain")
+# Steps that are traced one after the other: BERT-large takes 0.15 s of tracing for each.
+LONGEST_ROW = 20
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 MAX_SEED = 2**32 - 1  # NumPy's, which Keras seeds too
 # "ram": images are decoded and resized once and kept, "auto": where they fit. See tfbench.data.cache.

@@ -7,7 +7,7 @@ ends in about two minutes.
 import dataclasses
 from typing import Any
 
-from tfbench.config import BenchmarkConfig, ConfigError
+from tfbench.config import LONGEST_ROW, BenchmarkConfig, ConfigError
 from tfbench.data import (
     parse,
     require_dali,
@@ -210,11 +210,12 @@ def _doubts(config: BenchmarkConfig, compute_capability: tuple[int, int] | None)
             for name in ("per_replica_batch_size", "seq_length")
             if (value := getattr(config, name)) and value % 8
         ]
-    if 1 < config.steps_per_loop >= config.warmup_steps:
+    row = min(config.steps_per_loop, LONGEST_ROW)
+    if 1 < row >= config.warmup_steps:
         doubts.append(
-            f"--warmup_steps={config.warmup_steps}: the first call of "
-            f"--steps_per_loop={config.steps_per_loop} steps falls into the first window, which is slow. "
-            f"More than {config.steps_per_loop} keep it out."
+            f"--warmup_steps={config.warmup_steps}: the first call of {row} steps in a row "
+            f"(--steps_per_loop={config.steps_per_loop}) falls into the first window, which is slow. "
+            f"More than {row} keep it out."
         )
     if config.kernels == "fused" and _where(config, compute_capability) != FUSED_TRAINED:
         doubts.append(

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops  # public API has no other way to TensorFlow's numbers
 
-from tfbench.config import BenchmarkConfig
+from tfbench.config import LONGEST_ROW, BenchmarkConfig
 from tfbench.models.spec import Batch, ModelSpec
 from tfbench.models.transit import arrived
 from tfbench.optimizers import OPTIMIZERS, Hyperparameters, learning_rate_at
@@ -23,7 +23,6 @@ LOSS_SCALE_GROWTH_STEPS = 2000  # finite steps before the scale doubles: Keras' 
 LARGE_GRADIENT_ELEMENTS = 2**20  # BERT-large's matrices are, of ResNet-50's layers the last
 # For the functions that are traced before a program and inside it; to count over them takes 20 ms.
 NUMBERS_OF_A_PROGRAM = 100_000
-LONGEST_ROW = 20  # steps traced one after the other: BERT-large takes 0.15 s of tracing for each
 
 
 class Totals(NamedTuple):
