@@ -235,7 +235,7 @@ class HostLoop:
     it would wait for each such message until the devices have done all that they were given. The totals are
     variables, each replica's on its own device, and read there. Steps are traced one after the other, in
     rows: a loop's condition would live on one device and be told to the others at every turn, and a single
-    GPU was 1 % slower in a loop.
+    GPU in a loop was slower than each of two in rows.
 
     Args:
         step: (batch, totals) → totals on each replica: a TrainStep built in `strategy`'s scope.

@@ -142,9 +142,7 @@ def _read_file(path: "tf.Tensor", shard: Shard) -> "tf.data.Dataset":
         shard.log.add_unreadable(tolerant.name_of(name, num_read), reason)
 
     num_records = tf.ensure_shape(tf.numpy_function(count, [path], tf.int64), [])
-    records = tf.data.TFRecordDataset(
-        path, buffer_size=0
-    )  # a buffer would be one more copy of 100 kB and more
+    records = tf.data.TFRecordDataset(path, buffer_size=0)  # a buffer is one more copy of 100 kB and more
     data = tolerant.complete(records.ignore_errors(), num_records, report, (path,))
     paths = tf.data.Dataset.from_tensors(path).repeat()
     return tf.data.Dataset.zip((paths, tf.data.Dataset.range(MAX_RECORDS_OF_A_FILE), data))

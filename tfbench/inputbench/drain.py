@@ -31,9 +31,8 @@ class Usage:
     cpu_s: float  # by all threads of this process, user and system
     cores_s: float  # CPU time of all processes on the cores that this one may use
     read_bytes: int | None  # through read calls, from the page cache too; None: the system does not say
-    threads_s: Mapping[int, float] = dataclasses.field(
-        default_factory=dict
-    )  # CPU time of this process's, by id
+    # CPU time of this process's threads, by their numbers; empty where it is not known.
+    threads_s: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
