@@ -25,6 +25,7 @@ from tfbench.models.layers import (
     dropout,
     embedding_lookup,
     gelu,
+    merge_equal,
     relu_max_pool,
     softmax,
 )
@@ -399,11 +400,18 @@ def test_batch_norm_in_inference_uses_the_moving_statistics(policy: str, atol: f
     np.testing.assert_array_equal(layer.moving_variance, [4.0, 0.25])
 
 
-def test_embedding_lookup_has_gathers_gradient() -> None:
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [[1, 3, 1], [5, 1, 0]],  # one row thrice, two never; no two tokens in a block
+        [[1, 3, 1, 1], [5, 1, 0, 5]],  # one block
+        np.random.default_rng(1).integers(0, 6, (3, 512)),
+    ],
+)
+def test_embedding_lookup_has_gathers_gradient(ids: Any) -> None:
     rng = np.random.default_rng(0)
-    table = tf.constant(rng.standard_normal((6, 4)))
-    ids = tf.constant([[1, 3, 1], [5, 1, 0]])  # one row thrice, two never
-    upstream = tf.constant(rng.standard_normal((2, 3, 4)))
+    table, ids = tf.constant(rng.standard_normal((6, 4))), tf.constant(ids, tf.int32)
+    upstream = tf.constant(rng.standard_normal((*ids.shape, 4)))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(table)
         ours, theirs = embedding_lookup(table, ids), tf.gather(table, ids)
@@ -411,8 +419,17 @@ def test_embedding_lookup_has_gathers_gradient() -> None:
     gradient = tape.gradient(ours, table, upstream)
     assert isinstance(gradient, tf.Tensor)  # dense, as the all-reduce wants it
     np.testing.assert_allclose(
-        gradient, tf.convert_to_tensor(tape.gradient(theirs, table, upstream)), rtol=1e-14
+        gradient, tf.convert_to_tensor(tape.gradient(theirs, table, upstream)), rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_equal_tokens_of_a_block_are_one_addition(xla: bool) -> None:
+    ids = tf.constant([0] * 300 + [1, 2] * 106 + [0] * 512)
+    merged, rows = tf.function(merge_equal, jit_compile=xla)(tf.ones([1024, 2]), ids)
+    added = {(row, *merged[place].numpy()) for place, row in enumerate(rows.numpy()) if row >= 0}
+    assert added == {(0, 300.0, 300.0), (1, 106.0, 106.0), (2, 106.0, 106.0), (0, 512.0, 512.0)}
+    assert np.sum(rows >= 0) == 4
 
 
 def test_dropout_zeroes_the_share_and_scales_the_rest() -> None:

@@ -56,10 +56,13 @@ class Bert(keras.Model):
     def _embed(self, batch: dict[str, Any]) -> Any:
         """Sum of the three embeddings, normalised: [B, S, hidden]."""
         ids = batch["input_ids"]
-        # From the float32 table: its gradient is summed over tokens, which half precision does badly.
+        # From the float32 tables: their gradients are summed over tokens, which half precision does badly.
         words = embedding_lookup(tf.convert_to_tensor(self.word_embedding.value), ids)
-        types = tf.convert_to_tensor(self.type_embedding)
-        kind = tf.gather(types, batch["token_type_ids"]) if "token_type_ids" in batch else types[0]
+        if "token_type_ids" in batch:
+            types = tf.convert_to_tensor(self.type_embedding.value)
+            kind = tf.cast(embedding_lookup(types, batch["token_type_ids"]), self.compute_dtype)
+        else:
+            kind = tf.convert_to_tensor(self.type_embedding)[0]
         positions = tf.convert_to_tensor(self.position_embedding)[: ids.shape[1]]
         return self.embedding_norm(tf.cast(words, self.compute_dtype) + positions + kind)
 

@@ -8,7 +8,12 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+# Tokens whose equal ones are summed by a product, in the gradient of an embedding. More would make the
+# product dearer: at 512 it takes 34 GFLOP for 32,768 tokens of 1,024 columns, 0.05 % of BERT-large's step.
+MERGED_TOKENS = 512
 
 
 class Convolution(keras.layers.Layer):
@@ -136,10 +141,28 @@ def embedding_lookup(table: Any, ids: Any) -> Any:
     """
 
     def gradient(upstream: Any) -> tuple[Any, None]:
-        flat = tf.reshape(upstream, [-1, table.shape[1]])
-        return tf.math.unsorted_segment_sum(flat, tf.reshape(ids, [-1]), table.shape[0]), None
+        flat, rows = merge_equal(tf.reshape(upstream, [-1, table.shape[1]]), tf.reshape(ids, [-1]))
+        return tf.math.unsorted_segment_sum(flat, rows, table.shape[0]), None
 
     return tf.gather(table, ids), gradient
+
+
+def merge_equal(flat: Any, rows: Any) -> tuple[Any, Any]:
+    """`flat` [N, columns] with what goes to the same row summed up in the first place of each block.
+
+    XLA sums by atomic additions, one after the other for the same row. Real text is full of equal tokens:
+    with 58 % padding this kernel took 23 of the 62 ms of BERT-base's step on an H200.
+
+    Returns:
+        The sums, and `rows` [N] with -1 in all other places, which a segment sum leaves out.
+    """
+    block = math.gcd(rows.shape[0] or 1, MERGED_TOKENS)
+    rows = tf.reshape(rows, [-1, block])
+    equal = rows[:, :, None] == rows[:, None, :]
+    sums = tf.matmul(tf.cast(equal, flat.dtype), tf.reshape(flat, [-1, block, flat.shape[1]]))
+    earlier = np.tri(block, k=-1, dtype=bool)
+    first = ~tf.reduce_any(equal & earlier, axis=-1)
+    return tf.reshape(sums, [-1, flat.shape[1]]), tf.reshape(tf.where(first, rows, -1), [-1])
 
 
 def dropout(x: Any, rate: float, seed: Any, place: Any) -> Any:
