@@ -10,6 +10,7 @@ from tfbench.models.spec import Defaults, ModelSpec
 
 if TYPE_CHECKING:
     import numpy as np
+    import tensorflow as tf
     from PIL import Image
 
 NUM_IMAGES, NUM_CLASSES = 400, 4  # numbered images; number n is of class n mod 4
@@ -60,6 +61,25 @@ def epoch(config: BenchmarkConfig, num_samples: int, count: int, spec: ModelSpec
     """The first `num_samples` batches of 1, drawn from `count` shards in turn."""
     streams = [iter(make(config, spec, Shard(index, count)).as_numpy_iterator()) for index in range(count)]
     return [next(streams[sample % count]) for sample in range(num_samples)]
+
+
+def stages_of(dataset: "tf.data.Dataset", folder: Path) -> list[str]:
+    """What TensorFlow makes of a pipeline when it runs, the last stage first, as its profiler sees it."""
+    import tensorflow as tf
+    from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
+
+    iterator = iter(dataset)
+    next(iterator)
+    with tf.profiler.experimental.Profile(f"{folder}"):
+        for _ in range(5):
+            next(iterator)
+    (path,) = folder.rglob("*.xplane.pb")
+    names = {
+        event.name.partition("#")[0]
+        for plane in XSpace.FromString(path.read_bytes()).planes
+        for event in plane.event_metadata.values()
+    }
+    return max((name for name in names if name.startswith("Iterator::Root::")), key=len).split("::")[2:]
 
 
 def numbered_image(number: int) -> "Image.Image":

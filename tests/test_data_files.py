@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from data_helpers import IMAGE_MODEL, check, config_of, make
+from data_helpers import IMAGE_MODEL, check, config_of, make, stages_of
 from PIL import Image
 from run_helpers import machine, only_row, train
 from step_helpers import strategy_of
@@ -351,6 +351,11 @@ def test_cache_decides_by_measured_size(root: Path, monkeypatch: pytest.MonkeyPa
     assert "cache: none, it does not fit" in note
     with pytest.raises(ConfigError, match="--cache=ram: does not fit: about 12 decoded images take"):
         make(config_of(f"folder:{root}/classes", cache="ram"))
+
+
+def test_crops_of_cached_images_are_laid_into_the_batch(root: Path, tmp_path: Path) -> None:
+    dataset = make(config_of(f"folder:{root}/classes", per_replica_batch_size=2, cache="ram"))
+    assert stages_of(dataset, tmp_path)[:2] == ["Prefetch", "MapAndBatch"]
 
 
 def test_cached_images_are_decoded_once_and_cropped_anew(

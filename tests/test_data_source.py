@@ -1,14 +1,16 @@
 """Batches of the replicas of a strategy, on logical CPU devices."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from data_helpers import IMAGE_MODEL, TEXT_MODEL, config_of, make
+from data_helpers import IMAGE_MODEL, TEXT_MODEL, config_of, make, stages_of
 from step_helpers import strategy_of
 
 from tfbench.data import open_input, synthetic_batch
+from tfbench.data.source import for_devices
 from tfbench.models import transit
 from tfbench.models.spec import ModelSpec
 
@@ -66,6 +68,22 @@ def test_integers_travel_as_what_tensorflow_keeps_on_a_gpu(data: str, model: Mod
     for name, value in transit.arrived(batches[0]).items():
         assert value.dtype == expected[name].dtype
         np.testing.assert_array_equal(value, batches[0][name])
+
+
+def test_batches_for_gpus_end_in_what_tensorflow_lays_into_pinned_memory(tmp_path: Path) -> None:
+    config = config_of("digits", gpus=1, per_replica_batch_size=4)
+    leaving = for_devices(make(config), config)
+    stages = [stage for stage in stages_of(leaving, tmp_path) if stage != "Prefetch"]  # TensorFlow adds some
+    assert stages[:3] == ["Map", "MapAndBatch", "ParallelBatch"]
+    expected = make(config)
+    assert leaving.element_spec["image"] == expected.element_spec["image"]
+    leaving = for_devices(make(config), config)
+    for ours, whole in zip(
+        leaving.take(3).as_numpy_iterator(), expected.take(3).as_numpy_iterator(), strict=True
+    ):
+        assert ours["label"].dtype == np.int64
+        for name, value in whole.items():
+            np.testing.assert_array_equal(ours[name], value)
 
 
 @pytest.mark.parametrize("data", ["synthetic", "digits"])

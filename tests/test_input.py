@@ -301,7 +301,7 @@ def counted(monkeypatch):
         return apply
 
     def make(config, spec, shard):
-        samples = tf.data.Dataset.from_tensors(tf.ones(3)).repeat()
+        samples = tf.data.Dataset.from_tensors({"image": tf.ones(3)}).repeat()
         for name in calls:
             samples = samples.map(stage(name), num_parallel_calls=1)
         return samples.batch(config.per_replica_batch_size, drop_remainder=True, num_parallel_calls=1)

@@ -45,7 +45,6 @@ def batches(
     """
     options = tf.data.Options()
     options.deterministic = reproducible
-    options.experimental_optimization.map_and_batch_fusion = into_batch
     # Threads of their own: decoding does not queue behind the step's operations, nor they behind it. The
     # samples are the parallelism; an operation that splits itself up would only add to the threads.
     # 0: as many as the cores of whichever host runs this.
@@ -145,9 +144,9 @@ def image_batches(
     # The workers are given, so that nothing is left to tune; to tune, every data set reads the clock for each
     # record, which took 3 to 5 % of the CPU time of an image. A worker of a service finds its own number.
     options.autotune.enabled = bool(config.data_service)
-    return batches(
-        samples.with_options(options), config, reproducible=config.deterministic, into_batch=into_batch
-    )
+    # Said after the batch: between the map and the batch it would keep the two apart.
+    batched = batches(samples, config, reproducible=config.deterministic, into_batch=into_batch)
+    return batched.with_options(options)
 
 
 def kept_side(image_size: int) -> int:

@@ -47,7 +47,7 @@ class Pipeline:
 
     def whole(self, strategy: tf.distribute.Strategy, plan: Plan) -> Drained:
         """Batches of every replica in its device's memory, as `tfbench.data.open_input` gives them."""
-        batches = source.in_turn(strategy, lambda _: self._dataset)
+        batches = source.in_turn(strategy, lambda _: source.for_devices(self._dataset, self.config))
         steps = 1
 
         def in_a_loop(count: tf.Tensor) -> None:
