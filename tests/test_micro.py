@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+import step_helpers  # noqa: F401  gives this process its CPU devices, before any test runs on one
 from rich.console import Console
 from run_helpers import gpu, python
 
@@ -487,7 +488,6 @@ def test_each_number_of_gpus_has_its_rows(monkeypatch):
 
 def test_collectives_over_two_and_four_devices_in_one_process(monkeypatch):
     """By TensorFlow's collectives, as on GPUs, and not by the reduction that CPUs get."""
-    import step_helpers  # noqa: F401  gives this process its CPU devices
     import tensorflow as tf
 
     monkeypatch.setattr(tf.distribute, "ReductionToOneDevice", lambda: None)
@@ -497,24 +497,41 @@ def test_collectives_over_two_and_four_devices_in_one_process(monkeypatch):
         found = all_reduce.measure(part, 4096, "fp32", "library")
         assert found.relative_error == 0.0
         seconds = found.windows[0].end_s - found.windows[0].start_s
-        algorithm = 4096 * all_reduce._CHAINED * found.windows[0].steps / seconds / 1e9
+        sums = 8 * all_reduce._CHAINED * found.windows[0].steps
+        algorithm = 4096 * sums / seconds / 1e9
         assert found.rates[0] == pytest.approx(factor * algorithm)
 
 
-def test_nccl_is_told_where_its_operands_are():
+@pytest.mark.parametrize(("size", "messages"), [(2**12, 8), (2**27, 8), (2**29, 4), (2**30, 2), (2**32, 2)])
+def test_messages_under_way_fit_into_memory(size, messages):
+    assert all_reduce.in_flight(size) == messages
+
+
+def test_nccl_is_told_where_its_operands_are_and_no_message_waits_for_another():
     """Its operation, which only GPUs have, is traced but not run: tracing refuses what has no device."""
-    import step_helpers  # noqa: F401  gives this process its CPU devices
     import tensorflow as tf
 
     operations = tf.distribute.NcclAllReduce(num_packs=0)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=operations)
-    messages = strategy.experimental_distribute_values_from_function(lambda context: tf.ones(4))
+    messages = [
+        strategy.experimental_distribute_values_from_function(lambda context: tf.ones(4)) for _ in range(3)
+    ]
     reduction = all_reduce._reduction(2, xla=False)
     call = tf.function(lambda values: strategy.run(reduction, args=(values,)), autograph=False)
     graph = call.get_concrete_function(messages).graph
     sums = [node for node in graph.get_operations() if node.type == "NcclAllReduce"]
-    assert len(sums) == 2 * 2
+    assert len(sums) == 3 * 2 * 2
     assert {node.inputs[0].device[-5:] for node in sums} == {"CPU:0", "CPU:1"}
+
+    def waits_for(node, seen):
+        for before in [operand.op for operand in node.inputs] + node.control_inputs:
+            if before not in seen:
+                seen.add(before)
+                waits_for(before, seen)
+        return seen
+
+    # The second sum of a message waits for its first one; the first ones of all messages for none.
+    assert sorted(len(waits_for(node, set()).intersection(sums)) for node in sums) == 6 * [0] + 6 * [1]
 
 
 @pytest.mark.parametrize(("replicas", "chained", "total"), [(2, 1, 3.0), (2, 4, 24.0), (4, 2, 40.0)])

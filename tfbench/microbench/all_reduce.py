@@ -5,7 +5,7 @@ Imports TensorFlow when something is measured.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfbench.hardware import topology
@@ -18,6 +18,10 @@ SIZES_ON_CPU = (2**12, 2**18)
 SECONDS = 0.2
 _CHAINED = 4  # sums in a call, each of the one before: at most 36 × 8³ on 8 replicas, exact in float16
 _MOST_CHAINED_REPLICAS = 8
+# Messages under way at a time, as many as fit into so many bytes. Between two sums of one message
+# TensorFlow's host needs 0.2 ms (4 KiB: 0.25 ms a sum on two H200s), in which the links would be idle; a
+# training has tens of messages under way.
+_MOST_IN_FLIGHT, _LEAST_IN_FLIGHT, _IN_FLIGHT_BYTES = 8, 2, 2**31
 _KEYS_APART = 1000  # far more groups than a strategy makes
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2)}
@@ -92,6 +96,11 @@ def _size_name(size: int) -> str:
     return f"{size // unit} {name}"
 
 
+def in_flight(size: int) -> int:
+    """Messages of a size that are summed at a time."""
+    return min(_MOST_IN_FLIGHT, max(_LEAST_IN_FLIGHT, _IN_FLIGHT_BYTES // size))
+
+
 def size_of(case: str) -> int:
     """Bytes of the message of a case, such as 65536 for "64 KiB".
 
@@ -119,17 +128,20 @@ def measure(machine: Machine, size: int, precision: str, engine: str) -> Result:
     strategy = _strategy(machine.devices)
     replicas = strategy.num_replicas_in_sync
     chained = _CHAINED if replicas <= _MOST_CHAINED_REPLICAS else 1
-    messages = strategy.experimental_distribute_values_from_function(
-        lambda context: _message(machine.devices, context.replica_id_in_sync_group, size // width, dtype)
-    )
+    messages = [
+        strategy.experimental_distribute_values_from_function(
+            lambda context: _message(machine.devices, context.replica_id_in_sync_group, size // width, dtype)
+        )
+        for _ in range(in_flight(size))
+    ]
     call = tf.function(
         lambda values: strategy.run(_reduction(chained, engine == "xla"), args=(values,)), autograph=False
     )
-    wrong = _wrong(
-        strategy.experimental_local_results(call(messages)), size // width, dtype, replicas, chained
-    )
+    sums = [result for one in call(messages) for result in strategy.experimental_local_results(one)]
+    wrong = _wrong(sums, size // width, dtype, replicas, chained)
+    del sums  # as large as the messages
     windows = timed.time_calls(lambda: call(messages), machine.seconds(SECONDS))
-    algorithm = timed.rates(windows, chained * size / 1e9)
+    algorithm = timed.rates(windows, len(messages) * chained * size / 1e9)
     link = machine.topology or ("unknown link" if machine.on_gpu else "one memory")
     return Result(
         rates=tuple(bus_factor(replicas) * rate for rate in algorithm),
@@ -138,7 +150,8 @@ def measure(machine: Machine, size: int, precision: str, engine: str) -> Result:
         peak=link_peak_gb_per_s(machine),
         relative_error=wrong,
         bound=0.0,
-        note=f"bus bandwidth; algorithm {median(algorithm):.4g} GB/s, {replicas} devices over {link}",
+        note=f"bus bandwidth; algorithm {median(algorithm):.4g} GB/s, {len(messages)} messages under way, "
+        f"{replicas} devices over {link}",
     )
 
 
@@ -173,21 +186,26 @@ def _pattern(elements: int, dtype: str) -> Any:
 
 
 def _reduction(chained: int, xla: bool) -> Callable[[Any], Any]:
-    """A replica's part: sums of sums."""
+    """A replica's part: of a list of messages the sums of sums; no message waits for another."""
     import tensorflow as tf
 
-    def reduce(values: Any) -> Any:
+    def reduce_one(values: Any) -> Any:
         values = tf.identity(values)  # NCCL's operation asks where its operand is, and an argument is nowhere
         for _ in range(chained):
             values = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
         return values
 
+    def reduce(messages: list[Any]) -> list[Any]:
+        return [reduce_one(values) for values in messages]
+
     # A program of its own for each replica, made where it runs: one around `run` cannot hold two devices.
-    return (lambda values: tf.function(reduce, jit_compile=True, autograph=False)(values)) if xla else reduce
+    return (
+        (lambda messages: tf.function(reduce, jit_compile=True, autograph=False)(messages)) if xla else reduce
+    )
 
 
-def _wrong(results: tuple[Any, ...], elements: int, dtype: str, replicas: int, chained: int) -> float:
-    """Share of replicas whose sums differ from v × n(n + 1)/2 × n for each further sum."""
+def _wrong(results: Sequence[Any], elements: int, dtype: str, replicas: int, chained: int) -> float:
+    """Share of the sums that differ from v × n(n + 1)/2 × n for each further sum."""
     import tensorflow as tf
 
     total = replicas * (replicas + 1) // 2 * replicas ** (chained - 1)
