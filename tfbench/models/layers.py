@@ -14,6 +14,7 @@ import tensorflow as tf
 # Tokens whose equal ones are summed by a product, in the gradient of an embedding. More would make the
 # product dearer: at 512 it takes 34 GFLOP for 32,768 tokens of 1,024 columns, 0.05 % of BERT-large's step.
 MERGED_TOKENS = 512
+NO_PLACE = 9  # of a window's places 0 to 8
 
 
 class Convolution(keras.layers.Layer):
@@ -321,10 +322,11 @@ def _layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float) -> Any:
 def relu_max_pool(x: Any) -> Any:
     """ReLU, then the maximum over 3×3 places at stride 2, padded by one: [B, H, W, C] → [B, ⌈H/2⌉, ⌈W/2⌉, C].
 
-    Which of the nine places won is kept in a byte, and the backward pass asks each pixel's up to four
-    windows whether it won there: all elementwise, so that XLA folds it into the batch norm's passes. XLA's
-    own gradient of a maximum finds the places again, sorts out their addresses and scatters, which for
-    ResNet-50 cost 6 of 69 ms of a step on an H200. Equal values: the first place wins, as in TensorFlow.
+    Which of the nine places won, or that none is above 0, is kept in a byte, and the backward pass asks each
+    pixel's up to four windows whether it won there: all elementwise, so that XLA folds it into the batch
+    norm's passes. XLA's own gradient of a maximum finds the places again, sorts out their addresses and
+    scatters, which for ResNet-50 cost 6 of 69 ms of a step on an H200. Equal values: the first place wins, as
+    in TensorFlow.
     """
     height, width = x.shape[1:3]
     rows, columns = (height + 1) // 2, (width + 1) // 2
@@ -337,18 +339,18 @@ def relu_max_pool(x: Any) -> Any:
         value = padded[:, row : row + 2 * rows - 1 : 2, column : column + 2 * columns - 1 : 2]
         winner = tf.where(value > best, tf.constant(place, tf.int8), winner)
         best = tf.maximum(best, value)
-    pooled = tf.nn.relu(best)
+    # In the byte and not asked of the maximum later, which would be kept beside its ReLU for that alone.
+    winner = tf.where(best > 0, winner, tf.constant(NO_PLACE, tf.int8))
 
     def gradient(upstream: Any) -> Any:
-        passed = tf.where(pooled > 0, upstream, tf.zeros((), upstream.dtype))
         down = 0
         for after in ((0, 0), (0, 1), (1, 0), (1, 1)):  # the window of the pixel's number halved, or the next
             won = _window_of_pixels(winner, (height, width), after)
-            value = _window_of_pixels(passed, (height, width), after)
+            value = _window_of_pixels(upstream, (height, width), after)
             down += tf.where(won == _places((height, width), after), value, tf.zeros((), value.dtype))
         return down
 
-    return pooled, gradient
+    return tf.nn.relu(best), gradient
 
 
 def _places(size: tuple[int, int], after: tuple[int, int]) -> Any:
