@@ -63,6 +63,7 @@ def test_slow_input_is_named(monkeypatch):
     assert named == "input bound"
     assert parts.share(parts.input_wait) > 0.5
     assert 0.3 * 8 / DELAY_S < parts.input_samples_per_sec < 1.3 * 8 / DELAY_S
+    assert parts.samples_per_sec == pytest.approx(1000 * 8 / parts.step.ms, rel=0.1)
 
 
 def test_python_between_calls_is_named(monkeypatch):

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "measure": {"hardware"},
     "kernels": {"config"},
     "models": {"config", "kernels"},
-    "data": {"config", "malloc", "models"},
+    "data": {"config", "malloc", "models", "pinned"},
     "flags": _CHOICES,
     "defaults": _CHOICES | {"hardware", "kernels"},
     "training": {"data"},
@@ -55,7 +55,17 @@ MAY_IMPORT = {
     "repeats": {"config", "display", "flags", "measure", "records"},
     "compile_cache": {"config", "hardware"},
     "ceilings": {"compile_cache", "hardware", "microbench"},
-    "microbench": {"config", "data", "devices", "display", "hardware", "measure", "models", "records"},
+    "microbench": {
+        "config",
+        "data",
+        "devices",
+        "display",
+        "hardware",
+        "measure",
+        "models",
+        "pinned",
+        "records",
+    },
     "inputbench": {
         "config",
         "data",
@@ -76,6 +86,7 @@ MAY_IMPORT = {
     "summary": {"config", "hardware", "journal", "measure", "models", "records"},
     "curves": {"config", "journal", "measure"},
     "devices": {"config", "hardware", "malloc"},
+    "pinned": set(),
     "step": {"config", "models", "optimizers", "precision"},
 }
 ENTRY_POINTS = {"train", "doctor", "sweep", "report", "micro", "make_data", "input", "data_service"}
@@ -84,7 +95,7 @@ WITHOUT_TENSORFLOW = (
     "tfbench.summary", "tfbench.outcome", "tfbench.display", "tfbench.devices", "tfbench.train",
     "tfbench.doctor", "tfbench.repeats", "tfbench.models", "tfbench.data", "tfbench.optimizers",
     "tfbench.precision", "tfbench.report", "tfbench.compile_cache", "tfbench.micro", "tfbench.ceilings",
-    "tfbench.input", "tfbench.data_service", "tfbench.malloc",
+    "tfbench.input", "tfbench.data_service", "tfbench.malloc", "tfbench.pinned",
 )  # fmt: skip
 PACKAGES_WITHOUT_TENSORFLOW = ("measure", "hardware", "checks", "sweeping", "reporting", "microbench")
 

@@ -459,6 +459,10 @@ def test_a_cpu_has_no_link_to_the_host(measure):
         measure()
 
 
+def test_a_pinned_vector_is_the_vector():
+    np.testing.assert_array_equal(memory._pinned_vector(9, "CPU:0"), memory._numpy_vector(9, "CPU:0"))
+
+
 @pytest.mark.parametrize(
     ("devices", "counts"), [(1, [1]), (2, [2]), (3, [2, 3]), (4, [2, 4]), (6, [2, 4, 6]), (8, [2, 4, 8])]
 )

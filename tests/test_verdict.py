@@ -1,5 +1,7 @@
 """Parts of a step by hand arithmetic, and a verdict for every way to be held back."""
 
+import dataclasses
+
 import pytest
 from scipy import stats
 
@@ -62,6 +64,14 @@ def test_host_gap_needs_two_lengths():
 def test_a_wait_of_a_tenth_is_named(part, named):
     assert verdicts(parts(**{part: 10.0})) == [named]
     assert named not in verdicts(parts(**{part: 9.0}))
+
+
+@pytest.mark.parametrize(("alone", "words"), [(1400.0, "more cores"), (1600.0, "their way to the GPU")])
+def test_an_input_that_is_fast_enough_alone_is_not_asked_to_be_faster(alone, words):
+    waiting = dataclasses.replace(parts(input_wait=14.0), samples_per_sec=1000.0, input_samples_per_sec=alone)
+    (found,) = verdict.findings(waiting, Sensors(), steps_per_loop=10)
+    assert found.verdict == "input bound"
+    assert words in found.next_step
 
 
 def test_largest_gain_comes_first():

@@ -115,6 +115,7 @@ def _parts(
     return verdict.Parts(
         step=verdict.Part(step_ms),
         compute=verdict.Part(max(rest_ms, 0.0)),
+        samples_per_sec=statistics.samples_per_sec(as_is),
         input_samples_per_sec=statistics.samples_per_sec(only_input) if only_input else None,
         **waits,
     )

@@ -10,15 +10,13 @@ from tfbench.data import dali, service
 from tfbench.data.spec import InputLog, Shard
 from tfbench.models.spec import Batch, ModelSpec
 from tfbench.models.transit import departing
+from tfbench.pinned import in_pinned_memory
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 # Batches that wait in each replica's memory, so that one is copied there while another is used.
 BATCHES_ON_DEVICE = 2
-# Batches copied to pinned memory at a time: 256 images, 38 MB, take one thread 5 to 10 ms, and ResNet-50's
-# step on an H200 takes 33.
-COPIES_AT_ONCE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,29 +62,8 @@ def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribut
 
 
 def for_devices(batches: "tf.data.Dataset", config: BenchmarkConfig) -> "tf.data.Dataset":
-    """Batches of a host as they leave for its replicas: see `departing`, and for GPUs in pinned memory.
-
-    From other memory 256 images went to an H200 at 7 GB/s, and its driver started no kernel meanwhile: 4 of
-    37 ms of each of ResNet-50's steps. Of all data sets only the fused one of map and batch asks TensorFlow
-    for pinned memory (github.com/tensorflow/tensorflow/issues/43905), so each batch becomes a batch of one,
-    which is unpacked again without a copy. The order stays.
-
-    Args:
-        batches: dicts of tensors of static shape.
-        config: says whether there are GPUs.
-    """
-    import tensorflow as tf
-
-    if not config.gpus:
-        return batches.map(departing)
-    options = tf.data.Options()
-    options.experimental_optimization.map_and_batch_fusion = True
-    options.experimental_optimization.map_parallelization = (
-        False  # of the last map, which only changes a shape
-    )
-    pinned = batches.map(departing, num_parallel_calls=COPIES_AT_ONCE).batch(1, drop_remainder=True)
-    unpacked = pinned.map(lambda batch: {name: tf.squeeze(value, 0) for name, value in batch.items()})
-    return unpacked.with_options(options)
+    """Batches of a host as they leave for its replicas: see `departing`, and for GPUs `in_pinned_memory`."""
+    return in_pinned_memory(batches, departing) if config.gpus else batches.map(departing)
 
 
 def in_turn(

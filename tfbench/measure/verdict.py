@@ -22,6 +22,8 @@ IDLE_SM_SHARE = 0.5
 IDLE_UTILIZATION_PERCENT = 60.0
 # A card that holds less than this share of its top clock is slowed down, not just capped for moments.
 SLOWED_CLOCK_SHARE = 0.9
+# An input that alone is so many times as fast as the run has its batches ready in time.
+AMPLE_INPUT = 1.5
 THERMAL_REASONS = ("sw_thermal_slowdown", "hw_thermal_slowdown")
 POWER_REASONS = ("sw_power_cap", "hw_power_brake_slowdown", "hw_slowdown")
 
@@ -44,6 +46,7 @@ class Parts:
     input_wait: Part | None = None
     exposed_communication: Part | None = None
     host_gap: Part | None = None
+    samples_per_sec: float | None = None  # of the run as it is
     input_samples_per_sec: float | None = None  # of the input pipeline alone
 
     def share(self, part: Part | None) -> float:
@@ -143,9 +146,14 @@ def _waits(parts: Parts, steps_per_loop: int) -> list[Finding]:
     """Parts of the step in which the GPU waits for something else."""
     rate = parts.input_samples_per_sec
     alone = f"; alone the input gives {rate:,.0f} samples/s" if rate else ""
+    help_input = "give the input more cores, cache or pre-resize the data, or compare with --data=synthetic"
+    if rate and parts.samples_per_sec and rate > AMPLE_INPUT * parts.samples_per_sec:
+        help_input = (
+            "the batches are ready in time, so it is their way to the GPU or the cores that both need: look "
+            "at the PCIe columns and at --profile_steps"
+        )
     candidates = (
-        (parts.input_wait, "input bound", "waits for input" + alone,
-         "give the input more cores, cache or pre-resize the data, or compare with --data=synthetic"),
+        (parts.input_wait, "input bound", "waits for input" + alone, help_input),
         (parts.host_gap, "host bound", "waits for the host between calls of the loop",
          f"raise --steps_per_loop={steps_per_loop}, and keep Python out of the loop"),
         (parts.exposed_communication, "communication bound", "waits for the all-reduce",

@@ -15,6 +15,7 @@ from tfbench.hardware.cards import CardFacts
 from tfbench.measure.timing import Window, WindowTimer
 from tfbench.microbench import timed
 from tfbench.microbench.case import Case, Machine, NotPossibleError, Result
+from tfbench.pinned import in_pinned_memory
 
 ELEMENTS = 2**28  # float32, 1 GiB: far beyond any cache
 ELEMENTS_ON_CPU = 2**22
@@ -48,7 +49,7 @@ def cases(machine: Machine) -> Iterator[Case]:
         yield _case(operation, partial(_on_device, machine, operation, engine), engine)
     yield _case("host_to_device pageable", partial(_to_device, machine, _numpy_vector))
     yield _case("host_to_device as TensorFlow holds it", partial(_to_device, machine, _returned_vector))
-    yield _case("host_to_device pinned", _pinned)
+    yield _case("host_to_device pinned", partial(_to_device, machine, _pinned_vector))
     yield _case("device_to_host", partial(_to_host, machine))
     yield _case("empty launch, waited for", partial(_latency, machine, waits=True))
     yield _case("host loop iteration", partial(_latency, machine, waits=False))
@@ -56,13 +57,6 @@ def cases(machine: Machine) -> Iterator[Case]:
 
 def _case(name: str, measure: Callable[[], Result], engine: str = "library") -> Case:
     return Case(benchmark="memory", name=name, engine=engine, precision="fp32", measure=measure)
-
-
-def _pinned() -> Result:
-    raise NotPossibleError(
-        "TensorFlow has no way to ask for pinned memory; what it brings to the host itself is the case "
-        "'as TensorFlow holds it'"
-    )
 
 
 def _on_device(machine: Machine, operation: str, engine: str) -> Result:
@@ -123,6 +117,14 @@ def _numpy_vector(elements: int, device: str) -> Any:
     del device
     with tf.device("CPU:0"):
         return tf.constant(np.random.default_rng(1).standard_normal(elements, np.float32))
+
+
+def _pinned_vector(elements: int, device: str) -> Any:
+    """A tensor in pinned memory, as a training's batches are."""
+    import tensorflow as tf
+
+    vector = tf.data.Dataset.from_tensors({"vector": _numpy_vector(elements, device)})
+    return next(iter(in_pinned_memory(vector, lambda batch: batch)))["vector"]
 
 
 def _returned_vector(elements: int, device: str) -> Any:
