@@ -28,9 +28,6 @@ def in_pinned_memory(
 
     options = tf.data.Options()
     options.experimental_optimization.map_and_batch_fusion = True
-    options.experimental_optimization.map_parallelization = (
-        False  # of the last, which does nothing
-    )
     pinned = batches.map(prepare, num_parallel_calls=COPIES_AT_ONCE).batch(1, drop_remainder=True)
     unpacked = pinned.map(lambda batch: {name: tf.squeeze(value, 0) for name, value in batch.items()})
     return unpacked.with_options(options)
