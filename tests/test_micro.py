@@ -418,10 +418,11 @@ def test_references_of_convolutions_agree_with_automatic_differentiation(layer):
     np.testing.assert_allclose(conv.filter_gradient(layer, image, gradient), dw.numpy(), atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["library", "xla"])
 @pytest.mark.parametrize("direction", conv.DIRECTIONS)
-def test_convolutions_are_right(direction):
+def test_convolutions_are_right(direction, engine):
     layer = conv.distinct(RESNET_TINY_SHAPE, 32)[0]
-    result = conv.measure(machine(), layer, "fp32", direction, batch=2)
+    result = conv.measure(machine(), layer, "fp32", direction, batch=2, engine=engine)
     assert result.relative_error <= result.bound
     # 2 images, 16² outputs, 7² × 3 × 16 products; float32 of both images and the filters
     flops, least_bytes = 2 * 2 * 256 * 49 * 48, 4 * (2 * 32 * 32 * 3 + 2 * 256 * 16 + 49 * 48)

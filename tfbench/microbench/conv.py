@@ -1,4 +1,6 @@
-"""ResNet-50's convolutions, forward and both gradients, by TensorFlow's own operations (cuDNN), NHWC.
+"""ResNet-50's convolutions, forward and both gradients, NHWC: TensorFlow's operations and XLA's programs.
+
+Both call cuDNN, but choose its algorithms and lay out its operands by themselves.
 
 Imports TensorFlow when something is measured.
 """
@@ -15,6 +17,7 @@ from tfbench.microbench.matmul import FORMATS, error_bound, peak_of, tensor_floa
 from tfbench.models.resnet import RESNET50, RESNET50_SHAPE, RESNET_TINY_SHAPE, ConvolutionShape, convolutions
 
 PRECISIONS = ("fp16", "bf16", "tf32")
+COMPILED = ("fp16",)  # also by XLA, which takes seconds for each: as a training has them by default
 DIRECTIONS = ("forward", "input_gradient", "filter_gradient")
 QUICK = 4  # of the convolutions, those with the most arithmetic
 SECONDS = 0.08
@@ -34,7 +37,14 @@ def distinct(shape: Any, image_size: int) -> list[ConvolutionShape]:
     return list(found.values())
 
 
-def measure(machine: Machine, layer: ConvolutionShape, precision: str, direction: str, batch: int) -> Result:
+def measure(
+    machine: Machine,
+    layer: ConvolutionShape,
+    precision: str,
+    direction: str,
+    batch: int,
+    engine: str = "library",
+) -> Result:
     """The rate of one convolution or gradient on random numbers.
 
     Args:
@@ -43,6 +53,7 @@ def measure(machine: Machine, layer: ConvolutionShape, precision: str, direction
         precision: a name in `matmul.FORMATS`.
         direction: one of DIRECTIONS.
         batch: images.
+        engine: "library" (operations of their own) or "xla" (inside a compiled program).
     """
     import tensorflow as tf
 
@@ -53,6 +64,7 @@ def measure(machine: Machine, layer: ConvolutionShape, precision: str, direction
             lambda inputs, filters, gradients: [
                 one(*each, filters) for each in zip(inputs, gradients, strict=True)
             ],
+            jit_compile=engine == "xla",
             autograph=False,
         )
         output = call(inputs, filters, gradients)[0]
@@ -197,7 +209,7 @@ def filter_gradient(layer: ConvolutionShape, image: Any, gradient: Any) -> Any:
 
 
 def cases(machine: Machine) -> Iterator[Case]:
-    """Every distinct convolution, in each direction and format."""
+    """Every distinct convolution, in each direction and format; quick: the largest in the first format."""
     shape, image_size, batch = (
         (RESNET50_SHAPE, RESNET50.on_gpu.image_size or 0, RESNET50.on_gpu.per_replica_batch_size)
         if machine.on_gpu
@@ -210,17 +222,27 @@ def cases(machine: Machine) -> Iterator[Case]:
     for precision in precisions[:1] if machine.quick else precisions:
         for layer in layers:
             for direction in DIRECTIONS:
-                yield _case(machine, layer, precision, direction, batch)
+                yield _case(machine, layer, precision, direction, batch, "library")
+                if precision in COMPILED:
+                    yield _case(machine, layer, precision, direction, batch, "xla")
 
 
-def _case(machine: Machine, layer: ConvolutionShape, precision: str, direction: str, batch: int) -> Case:
+def _case(
+    machine: Machine, layer: ConvolutionShape, precision: str, direction: str, batch: int, engine: str
+) -> Case:
     def run() -> Result:
-        if reason := why_not(precision, "library", machine):
+        if reason := why_not(precision, engine, machine):
             raise NotPossibleError(reason)
-        return measure(machine, layer, precision, direction, batch)
+        return measure(machine, layer, precision, direction, batch, engine)
 
     sizes = (
         f"{layer.kernel}x{layer.kernel}/{layer.stride} {layer.in_channels}>{layer.out_channels} "
         f"{layer.in_size}px batch {batch}"
     )
-    return Case(benchmark="conv", name=f"{layer.name} {direction} {sizes}", precision=precision, measure=run)
+    return Case(
+        benchmark="conv",
+        name=f"{layer.name} {direction} {sizes}",
+        precision=precision,
+        engine=engine,
+        measure=run,
+    )
