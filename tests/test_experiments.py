@@ -112,6 +112,19 @@ def test_reused_rows_are_found_by_their_flags(tmp_path, capsys):
     assert "mixed_float16, is 3 times" in capsys.readouterr().out
 
 
+def test_reused_rows_of_another_precision_are_another_experiments(tmp_path):
+    flags = "--model=resnet50 --xla=true --steps_per_loop=10 --precision="
+    plain = "--model=resnet50 --xla=false --steps_per_loop=1 --tag=plain_keras --precision=mixed_float16"
+    path = write(
+        tmp_path / "runs.csv",
+        row(100.0, flags=plain, num_gpus=1),
+        row(900.0, flags=flags + "mixed_float16 --tag=", num_gpus=1, run_key="a"),
+        row(400.0, flags=flags + "tf32 --tag=", num_gpus=1, run_key="b", started_at="2027-01-01"),
+    )
+    lines = {line["training"]: line for line in ask("xla", tmp_path, f"--reuse={path}")}
+    assert float(lines["tfbench, XLA, 10 steps a call"]["to Keras as it comes"]) == pytest.approx(9.0)
+
+
 @pytest.mark.slow
 def test_training_experiments_share_rows(trained, capsys):
     """Three questions from three runs: each looks for what the others have run already."""

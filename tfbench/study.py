@@ -70,6 +70,7 @@ WINDOWS, WINDOW_S = 10, 0.2  # of what is timed in this process
 # Okabe and Ito's colours, which the colour-blind tell apart, from the darkest; markers for black and white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
+SHORT_BAR = 0.2  # of the longest one
 _BAR_INCHES, _MARGIN_INCHES, _PANEL_INCHES = 0.4, 1.3, 5.0
 
 
@@ -189,9 +190,10 @@ class Experiment:
     def found(self, choices: Mapping[str, Any]) -> list[RunRecord]:
         """Reused rows whose flags say these choices and the user's; of several configurations the newest.
 
+        Of the experiment's own choices model and precision: they are what it asks about, its steps are not.
         By flags and not by run key: another machine completes the same choices to another key.
         """
-        told = {name: self.choices[name] for name in ("model", *self.asked)} | dict(choices)
+        told = {name: self.choices[name] for name in ("model", "precision", *self.asked)} | dict(choices)
         told = {
             k: v for k, v in told.items() if k not in ("results_dir", "diagnose") and v not in (None, "auto")
         }
@@ -353,13 +355,22 @@ def draw_bars(axes: Axes, unit: str, bars: Mapping[str, Estimate | None]) -> Non
     """A horizontal bar for each name, from the top, with its figure and interval; none where not measured."""
     axes.set(xlabel=unit, yticks=range(len(bars)), yticklabels=list(bars))
     axes.set_ylim(len(bars) - 0.4, -0.6)
+    longest = max((estimate.value for estimate in bars.values() if estimate), default=0.0)
     for place, estimate in enumerate(bars.values()):
         if estimate is None:
             axes.text(0, place, " not measured", va="center", color="0.4")
             continue
         axes.barh(place, estimate.value, color=COLOURS[0], height=0.6)
         _whiskers(axes, estimate, estimate.value, place, across=True)
-        axes.text(0, place, f" {_shown(estimate.value)}", va="center", color="white", fontweight="bold")
+        beside = estimate.value < SHORT_BAR * longest  # its figure would hang over the end
+        axes.text(
+            max(estimate.value, estimate.high or 0.0) if beside else 0,
+            place,
+            f"  {_shown(estimate.value)}",
+            va="center",
+            color=COLOURS[-1] if beside else "white",
+            fontweight="bold",
+        )
     _tidy(axes, "x")
 
 
