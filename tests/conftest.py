@@ -1,4 +1,4 @@
-"""One TensorFlow process for all tests: four logical CPU devices stand for replicas."""
+"""One TensorFlow process for all tests of a worker: four logical CPU devices stand for replicas."""
 
 import gc
 import os
