@@ -1,8 +1,10 @@
 """Real runs of a toy on logical CPU devices, each held back on purpose: the verdict names the reason."""
 
 import copy
+import dataclasses
 import io
 import time
+import types
 
 import pytest
 import step_helpers
@@ -14,6 +16,7 @@ from tfbench import step as step_module
 from tfbench.data import Input
 from tfbench.display import Display
 from tfbench.measure import verdict
+from tfbench.measure.timing import Window
 from tfbench.step import HostLoop
 from tfbench.training import Training
 
@@ -64,6 +67,23 @@ def test_slow_input_is_named(monkeypatch):
     assert parts.share(parts.input_wait) > 0.5
     assert 0.3 * 8 / DELAY_S < parts.input_samples_per_sec < 1.3 * 8 / DELAY_S
     assert parts.samples_per_sec == pytest.approx(1000 * 8 / parts.step.ms, rel=0.1)
+
+
+def test_wait_for_input_without_what_first_calls_take(monkeypatch):
+    """A window of three steps is a row of two and one by itself: both are called before it."""
+    run_row, known = HostLoop._started, set()
+
+    def slow_first(self, num_steps):
+        if (id(self), num_steps) not in known:
+            time.sleep(1.0)
+        known.add((id(self), num_steps))
+        return run_row(self, num_steps)
+
+    monkeypatch.setattr(HostLoop, "_started", slow_first)
+    config, training = trained()
+    config = dataclasses.replace(config, steps=3, windows=1)
+    as_is = types.SimpleNamespace(windows=[Window(0, steps=3, samples=24, start_s=0.0, end_s=3 * DELAY_S)])
+    assert diagnose.measure_input_wait(config, training, as_is) > 0.5
 
 
 def test_python_between_calls_is_named(monkeypatch):
