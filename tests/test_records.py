@@ -590,6 +590,24 @@ def test_the_baseline_is_of_one_of_the_same_cards(theirs, ours, found):
     assert records.find_baseline([one], gpu_row(2, gpu_uuids=ours)) is (one if found else None)
 
 
+def test_the_baseline_of_unlike_cards_is_their_mean():
+    def one(card, rate, half, **changes):
+        ends = {"samples_per_sec_low": rate - half, "samples_per_sec_high": rate + half}
+        return gpu_row(1, run_id=f"on {card}", gpu_uuids=card, samples_per_sec=rate, **ends, **changes)
+
+    rows = [one("GPU-a", 90.0, 1.0, started_at="2025"), one("GPU-a", 100.0, 3.0), one("GPU-b", 110.0, 4.0)]
+    rows += [one(None, 200.0, 1.0), one("GPU-c", 300.0, 1.0)]
+    found = records.find_baseline(rows, gpu_row(2, gpu_uuids="GPU-a,GPU-b"))
+    assert found.run_id == "on GPU-a|on GPU-b"
+    assert found.samples_per_sec == found.samples_per_sec_per_gpu == 105.0
+    # 3 and 4 in quadrature are 5, of the mean half of that.
+    assert (found.samples_per_sec_low, found.samples_per_sec_high) == (102.5, 107.5)
+    assert found.step_time_ms_mean == pytest.approx(1000 * 256 / 105)
+    rows[1].samples_per_sec_low = None
+    found = records.find_baseline(rows, gpu_row(2, gpu_uuids="GPU-a,GPU-b"))
+    assert (found.samples_per_sec_low, found.samples_per_sec_high) == (None, 107.5)
+
+
 @pytest.mark.parametrize("parallel_runs", [None, 1])
 def test_a_row_that_ran_alone_is_a_baseline(parallel_runs):
     one = gpu_row(1, parallel_runs=parallel_runs)

@@ -172,6 +172,18 @@ def test_the_interval_of_an_efficiency_holds_the_spread_of_both_rows():
     assert cells(sections.scaling([one, two], [one, two]))[1]["95 % of it"][0] == ""
 
 
+def test_two_cards_are_compared_with_the_mean_of_both():
+    ones = [row(run_id="a", samples_per_sec=900.0), row(run_id="b", samples_per_sec=1000.0)]
+    two = row(run_id="two", num_gpus=2, samples_per_sec=1710.0, baseline_run_id="a|b")
+    again = row(run_id="again", num_gpus=2, samples_per_sec=1805.0, baseline_run_id="a|b")
+    found = sections.scaling([*ones, two, again], [*ones, two, again])
+    assert [(line["samples/s"][1], line["efficiency"][0]) for line in cells(found)] == [
+        (950.0, "baseline"),
+        (1710.0, "90.0 %"),
+        (1805.0, "95.0 %"),
+    ]
+
+
 def test_rows_without_a_baseline_do_not_scale():
     rows = [row(num_gpus=2), row(precision="tf32")]
     assert "--gpus=1" in sections.scaling(rows, rows).missing

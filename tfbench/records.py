@@ -9,6 +9,7 @@ import dataclasses
 import fcntl
 import io
 import logging
+import math
 import operator
 import os
 import pathlib
@@ -133,7 +134,9 @@ class RunRecord:
         "share", "lower end of the 95 % interval of strong_scaling_efficiency"
     )
     strong_scaling_efficiency_high: float | None = _column("share", "its upper end")
-    baseline_run_id: str | None = _column("", "the one-GPU row that the efficiency compares with")
+    baseline_run_id: str | None = _column(
+        "", "the one-GPU row that the efficiency compares with; of several cards joined by |"
+    )
 
     gpu_util_mean: float | None = _column("%", "share of time a kernel ran, mean over GPUs and samples")
     gpu_util_max: float | None = _column("%", "its highest sample")
@@ -485,6 +488,7 @@ _FREE_FLAGS = frozenset(
 def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | None:
     """The newest good one-GPU row that `record` may be compared with, for its scaling efficiency.
 
+    Where several of the record's cards have such a row, the mean of them, as one row.
     All that changes the time of a step must be alike but the number of replicas. The batch is compared per
     replica, or globally where `record` scales strongly. A row that ran beside others shared cores, memory and
     perhaps power with them: it is none. Cards of one kind differ by some per cent, so the one GPU must be one
@@ -506,7 +510,40 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
         and _baseline_key(row) == wanted
         and _on_its_cards(row, record)
     ]
+    by_card = {row.gpu_uuids: row for row in sorted(candidates, key=lambda row: row.started_at or "")}
+    if record.gpu_uuids and len(by_card) > 1:
+        by_card.pop(None, None)  # of whatever card it is, others are of the record's
+        return mean_of_cards(list(by_card.values()))
     return max(candidates, key=lambda row: row.started_at or "", default=None)
+
+
+def mean_of_cards(rows: Sequence[RunRecord]) -> RunRecord:
+    """One-GPU rows of different cards as one: the newest, with the mean rate and that one's 95 % interval.
+
+    Cards of one kind differ by some per cent; so many GPUs can at best do what each of them does alone.
+    """
+    last = max(rows, key=lambda row: row.started_at or "")
+    if len(rows) == 1:
+        return last
+    rates = [row.samples_per_sec or 0.0 for row in rows]
+    rate = math.fsum(rates) / len(rates)
+
+    def end(name: str, sign: int) -> float | None:
+        """Of the mean: the distances of the rows' own ends in quadrature."""
+        ends = [getattr(row, name) for row in rows]
+        if None in ends:
+            return None
+        return rate + sign * math.hypot(*(a - b for a, b in zip(ends, rates, strict=True))) / len(rows)
+
+    return dataclasses.replace(
+        last,
+        run_id="|".join(sorted(row.run_id or "" for row in rows)),
+        samples_per_sec=rate,
+        samples_per_sec_low=end("samples_per_sec_low", -1),
+        samples_per_sec_high=end("samples_per_sec_high", 1),
+        samples_per_sec_per_gpu=rate,
+        step_time_ms_mean=last.global_batch_size and 1000 * last.global_batch_size / rate,
+    )
 
 
 def _on_its_cards(row: RunRecord, record: RunRecord) -> bool:

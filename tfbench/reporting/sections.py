@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from tfbench.hardware import references
 from tfbench.measure import statistics
 from tfbench.models import MODELS
-from tfbench.records import RunRecord, find_baseline
+from tfbench.records import RunRecord, find_baseline, mean_of_cards
 from tfbench.reporting.document import (
     Bar,
     BarChart,
@@ -217,11 +217,15 @@ def _scaling_title(baseline: RunRecord, strong: bool) -> str:
 
 
 def _baseline(row: RunRecord, rows: Sequence[RunRecord]) -> RunRecord | None:
-    """The one-GPU row that the row's efficiency was computed from, else the newest that would do."""
+    """The one-GPU row that the row's efficiency was computed from, else the newest that would do.
+
+    Of several cards it is one row too, their mean.
+    """
     if (row.num_gpus or 0) < 2:
         return None
-    named = (each for each in rows if each.run_id and each.run_id == row.baseline_run_id)
-    found = next(named, None) or find_baseline(rows, row)
+    wanted = (row.baseline_run_id or "").split("|")
+    named = [each for each in rows if each.run_id and each.run_id in wanted]
+    found = mean_of_cards(named) if named else find_baseline(rows, row)
     return found if found is not None and found.samples_per_sec else None
 
 
@@ -273,7 +277,7 @@ def _scaling_table(title: str, pairs: Sequence[Pair]) -> Table:
     """Every run, the one-GPU rows first."""
     columns = ("devices", "started", "batch per GPU", "samples/s", "95 %", "step, ms", "efficiency",
                "95 % of it", "all-reduce not hidden, ms")  # fmt: skip
-    ones = {id(baseline): (baseline, baseline) for _, baseline in pairs}
+    ones = {baseline.run_id or id(baseline): (baseline, baseline) for _, baseline in pairs}
     lines = [*sorted(ones.values(), key=lambda pair: pair[0].started_at or ""), *pairs]
     repeated = len({row.num_gpus for row, _ in lines}) < len(lines)
     rows = []
