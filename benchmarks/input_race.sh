@@ -24,8 +24,8 @@ if [ "$gpus" = 0 ]; then
 else
     image=(--model=resnet50 --image_size=224 --per_replica_batch_size=256 --precision=mixed_float16)
     text=(--model=bert_base --seq_length=128 --per_replica_batch_size=256 --precision=mixed_float16)
-    # The steps before fill the cache.
-    training=(--warmup_steps=50 --steps=160 --windows=10) reading=(--warmup_steps=10 --windows=5 --seconds=2.5)
+    # The steps before fill the cache. A window is two calls of ten steps.
+    training=(--warmup_steps=50 --steps=200 --windows=10) reading=(--warmup_steps=10 --windows=5 --seconds=2.5)
 fi
 
 step() { # name, seconds, command …

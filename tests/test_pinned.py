@@ -11,7 +11,7 @@ def numbered(count: int) -> tf.data.Dataset:
 
 
 def test_all_batches_come_once_and_in_order() -> None:
-    pinned = in_pinned_memory(numbered(20), lambda batch: {"number": 2 * batch["number"]})
+    pinned = in_pinned_memory(numbered(20), lambda batch: {"number": 2 * batch["number"]}, gpus=4)
     assert [batch["number"].tolist() for batch in pinned.as_numpy_iterator()] == [
         3 * [2 * number] for number in range(20)
     ]
@@ -24,7 +24,7 @@ def test_a_batch_that_cannot_be_made_says_why() -> None:
         ):
             return {"number": tf.identity(batch["number"])}
 
-    batches = in_pinned_memory(numbered(4).map(whole), lambda batch: batch).as_numpy_iterator()
+    batches = in_pinned_memory(numbered(4).map(whole), lambda batch: batch, gpus=1).as_numpy_iterator()
     assert [next(batches)["number"][0] for _ in range(2)] == [0, 1]
     with pytest.raises(tf.errors.InvalidArgumentError, match="record 2 is torn"):
         next(batches)

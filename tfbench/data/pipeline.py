@@ -8,8 +8,8 @@ from tfbench.config import BenchmarkConfig
 from tfbench.data import cache, image_shards, service, tolerant
 from tfbench.data.spec import Shard
 
-# Put together side by side: 256 images are 38 MB, which took one thread 17 ms to copy to new memory on a busy
-# host, half of a step of ResNet-50 on an H200.
+# Put together side by side, for each replica: 256 images are 38 MB, which took one thread 17 ms to copy to
+# new memory on a busy host, half of a step of ResNet-50 on an H200.
 BATCHES_AT_ONCE = 4
 
 # Random resized crop of Szegedy et al. 2014 (arXiv:1409.4842, section 6): share of the image's area, and
@@ -54,7 +54,8 @@ def batches(
         samples.batch(
             config.samples_per_replica_per_step,
             drop_remainder=True,
-            num_parallel_calls=None if into_batch else BATCHES_AT_ONCE,  # with a number nothing is fused
+            # With a number nothing is fused.
+            num_parallel_calls=None if into_batch else BATCHES_AT_ONCE * config.num_replicas,
         )
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)

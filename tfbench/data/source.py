@@ -63,7 +63,7 @@ def open_input(config: BenchmarkConfig, spec: ModelSpec, strategy: "tf.distribut
 
 def for_devices(batches: "tf.data.Dataset", config: BenchmarkConfig) -> "tf.data.Dataset":
     """Batches of a host as they leave for its replicas: see `departing`, and for GPUs `in_pinned_memory`."""
-    return in_pinned_memory(batches, departing) if config.gpus else batches.map(departing)
+    return in_pinned_memory(batches, departing, config.gpus) if config.gpus else batches.map(departing)
 
 
 def in_turn(

@@ -124,7 +124,7 @@ def _pinned_vector(elements: int, device: str) -> Any:
     import tensorflow as tf
 
     vector = tf.data.Dataset.from_tensors({"vector": _numpy_vector(elements, device)})
-    return next(iter(in_pinned_memory(vector, lambda batch: batch)))["vector"]
+    return next(iter(in_pinned_memory(vector, lambda batch: batch, 1)))["vector"]
 
 
 def _returned_vector(elements: int, device: str) -> Any:
