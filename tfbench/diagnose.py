@@ -47,8 +47,8 @@ def _measure(config: BenchmarkConfig, variants: dict[str, Any], rounds: int) -> 
     """`rounds` windows of each variant, in turn."""
     timers = {name: WindowTimer(devices.synchronize) for name in variants}
     steps = config.steps_of_windows[0]
-    for loop in variants.values():  # as a window will: each function is set up by its first call
-        run_steps(loop, steps, loop.steps_per_call)
+    for loop in variants.values():  # every call that a window makes, once: TensorFlow sets it up then
+        run_steps(loop, min(steps, loop.steps_per_call + steps % loop.steps_per_call), loop.steps_per_call)
     for _ in range(rounds):
         for name, loop in variants.items():
             with timers[name].window() as counted:

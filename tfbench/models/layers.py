@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 # Tokens whose equal ones are summed by a product, in the gradient of an embedding. More would make the
-# product dearer: at 512 it takes 34 GFLOP for 32,768 tokens of 1,024 columns, 0.05 % of BERT-large's step.
+# product dearer: at 512 it takes 34 GFLOP for 32,768 tokens of 1,024 columns, 0.05 % of what BERT-large's
+# step computes.
 MERGED_TOKENS = 512
 NO_PLACE = 9  # of a window's places 0 to 8
 
