@@ -1,7 +1,10 @@
 """Batches in pinned memory: the same ones, to their end, with their errors."""
 
+from collections.abc import Callable
+
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing
 
 from tfbench.pinned import in_pinned_memory
 
@@ -28,3 +31,19 @@ def test_a_batch_that_cannot_be_made_says_why() -> None:
     assert [next(batches)["number"][0] for _ in range(2)] == [0, 1]
     with pytest.raises(tf.errors.InvalidArgumentError, match="record 2 is torn"):
         next(batches)
+
+
+def unchanged(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return batch
+
+
+def doubled(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return {"number": 2 * batch["number"]}
+
+
+@pytest.mark.parametrize("prepare", [unchanged, doubled])
+def test_map_and_batch_are_one_because_only_that_one_asks_for_pinned_memory(
+    prepare: Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]],
+) -> None:
+    batches = numbered(2).apply(testing.assert_next(["MapAndBatch"]))
+    assert len(list(in_pinned_memory(batches, prepare, gpus=1))) == 2
