@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import logging
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -415,7 +416,17 @@ def test_references_of_convolutions_agree_with_automatic_differentiation(layer):
     np.testing.assert_allclose(
         conv.input_gradient(layer, gradient[0], filters, ins), dx.numpy()[0][ins, ins], atol=1e-12
     )
-    np.testing.assert_allclose(conv.filter_gradient(layer, image, gradient), dw.numpy(), atol=1e-12)
+    taps = np.arange(layer.kernel)
+    np.testing.assert_allclose(
+        conv.filter_gradient(layer, image, gradient, taps), dw.numpy()[taps, taps], atol=1e-12
+    )
+
+
+def test_no_gradient_of_images_is_measured():
+    names = [case.name.split()[:2] for case in conv.cases(machine())]
+    stem, *others = conv.distinct(RESNET_TINY_SHAPE, 32)
+    assert [way for name, way in names if name == stem.name] == ["forward", "filter_gradient"]
+    assert [way for name, way in names if name == others[0].name] == list(conv.DIRECTIONS)
 
 
 @pytest.mark.parametrize("engine", ["library", "xla"])
@@ -502,12 +513,12 @@ def test_collectives_over_two_and_four_devices_in_one_process(monkeypatch):
         found = all_reduce.measure(part, 4096, "fp32", "library")
         assert found.relative_error == 0.0
         seconds = found.windows[0].end_s - found.windows[0].start_s
-        sums = 8 * all_reduce._CHAINED * found.windows[0].steps
+        sums = 8 * all_reduce._SUMS_ON_CPU * found.windows[0].steps
         algorithm = 4096 * sums / seconds / 1e9
         assert found.rates[0] == pytest.approx(factor * algorithm)
 
 
-@pytest.mark.parametrize(("size", "messages"), [(2**12, 8), (2**27, 8), (2**29, 4), (2**30, 2), (2**32, 2)])
+@pytest.mark.parametrize(("size", "messages"), [(2**12, 8), (2**27, 8), (2**29, 8), (2**30, 4), (2**32, 4)])
 def test_messages_under_way_fit_into_memory(size, messages):
     assert all_reduce.in_flight(size) == messages
 
@@ -539,15 +550,32 @@ def test_nccl_is_told_where_its_operands_are_and_no_message_waits_for_another():
     assert sorted(len(waits_for(node, set()).intersection(sums)) for node in sums) == 6 * [0] + 6 * [1]
 
 
-@pytest.mark.parametrize(("replicas", "chained", "total"), [(2, 1, 3.0), (2, 4, 24.0), (4, 2, 40.0)])
-def test_sums_are_checked(replicas, chained, total):
-    """1 + 2 = 3 and three times doubled 24; 1 + 2 + 3 + 4 = 10, then four of it."""
+@pytest.mark.parametrize(("replicas", "sums", "total"), [(2, 1, 3.0), (2, 4, 24.0), (4, 2, 40.0)])
+def test_sums_are_checked(replicas, sums, total):
+    """1 + 2 = 3 and three times doubled 24; 1 + 2 + 3 + 4 = 10, then four of it: of units of 2⁻¹⁴."""
     import tensorflow as tf
 
+    total = total / 2**14
     good, bad = tf.constant([-total, 0.0, total, -total]), tf.constant([-total, 0.0, total, total])
     check = all_reduce._wrong
-    assert check((good,) * replicas, 4, "float32", replicas, chained) == 0
-    assert check((good,) * (replicas - 1) + (bad,), 4, "float32", replicas, chained) == 1 / replicas
+    assert check((good,) * replicas, 4, "float32", replicas, sums) == 0
+    assert check((good,) * (replicas - 1) + (bad,), 4, "float32", replicas, sums) == 1 / replicas
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4, 5, 6, 7, 8, 16])
+def test_all_sums_of_a_row_are_exact_in_float16_in_any_order(replicas):
+    """Against Fraction: one replica's share after the other is added in float16, forwards and backwards."""
+    sums = all_reduce.sums_in_a_row(replicas)
+    assert sums == {2: 16, 4: 14, 8: 9}.get(replicas, sums) >= 1
+    unit = Fraction(1, 2**14)
+    shares = [(replica + 1) * unit for replica in range(replicas)]
+    for _ in range(sums):
+        for order in (shares, shares[::-1]):
+            rounded = np.float16(0)
+            for share in order:
+                rounded = np.float16(rounded + np.float16(float(share)))
+            assert Fraction(float(rounded)) == sum(order)
+        shares = [sum(shares)] * replicas
 
 
 # ---------------------------------------------------------------- input, roofline

@@ -16,12 +16,14 @@ SIZES = (2**12, 2**16, 2**20, 2**24, 2**27, 2**30)  # bytes
 SIZES_QUICK = (2**20, 2**27)
 SIZES_ON_CPU = (2**12, 2**18)
 SECONDS = 0.2
-_CHAINED = 4  # sums in a call, each of the one before: at most 36 × 8³ on 8 replicas, exact in float16
-_MOST_CHAINED_REPLICAS = 8
-# Messages under way at a time, as many as fit into so many bytes. Between two sums of one message
-# TensorFlow's host needs 0.2 ms (4 KiB: 0.25 ms a sum on two H200s), in which the links would be idle; a
-# training has tens of messages under way.
-_MOST_IN_FLIGHT, _LEAST_IN_FLIGHT, _IN_FLIGHT_BYTES = 8, 2, 2**31
+# A call's beginning and end, and between two sums of one message 0.2 ms of TensorFlow's host, leave the links
+# idle. So a call sums several messages at a time, as many as fit into so many bytes, and each of them so many
+# times. On two H200s, 1 GiB: 309 GB/s with 2 messages and 4 sums of each, 316 with 4 and 4, 328 with 4 and
+# 16, as PyTorch's sums, which are queued on the GPU.
+_MOST_IN_FLIGHT, _LEAST_IN_FLIGHT, _IN_FLIGHT_BYTES = 8, 4, 2**32
+_MOST_SUMS_IN_A_ROW = 16
+_SUMS_ON_CPU = 4  # TensorFlow joins a row of a CPU's sums to one of 2ⁿ operands
+_UNIT = 2.0**-14  # of the messages' numbers: float16's smallest with all of its 11 digits
 _KEYS_APART = 1000  # far more groups than a strategy makes
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2)}
@@ -101,6 +103,22 @@ def in_flight(size: int) -> int:
     return min(_MOST_IN_FLIGHT, max(_LEAST_IN_FLIGHT, _IN_FLIGHT_BYTES // size))
 
 
+def sums_in_a_row(replicas: int) -> int:
+    """How often a message is summed in a call, each time what the last sum gave: exact in float16.
+
+    Replica r gives r + 1 units, so a sum is of n(n + 1)/2 and each further one n times as large.
+    """
+    first, odd = replicas * (replicas + 1) // 2, replicas // (replicas & -replicas)
+    count = 1
+    while (
+        count < _MOST_SUMS_IN_A_ROW
+        and first * replicas**count * _UNIT < 2**16  # float16 ends there
+        and first * replicas * odd ** (count - 1) < 2**11  # of any part of the sum; twos cost no digit
+    ):
+        count += 1
+    return count
+
+
 def size_of(case: str) -> int:
     """Bytes of the message of a case, such as 65536 for "64 KiB".
 
@@ -127,7 +145,7 @@ def measure(machine: Machine, size: int, precision: str, engine: str) -> Result:
     dtype, width = _DTYPES[precision]
     strategy = _strategy(machine.devices)
     replicas = strategy.num_replicas_in_sync
-    chained = _CHAINED if replicas <= _MOST_CHAINED_REPLICAS else 1
+    sums = sums_in_a_row(replicas) if machine.on_gpu else min(_SUMS_ON_CPU, sums_in_a_row(replicas))
     messages = [
         strategy.experimental_distribute_values_from_function(
             lambda context: _message(machine.devices, context.replica_id_in_sync_group, size // width, dtype)
@@ -135,13 +153,13 @@ def measure(machine: Machine, size: int, precision: str, engine: str) -> Result:
         for _ in range(in_flight(size))
     ]
     call = tf.function(
-        lambda values: strategy.run(_reduction(chained, engine == "xla"), args=(values,)), autograph=False
+        lambda values: strategy.run(_reduction(sums, engine == "xla"), args=(values,)), autograph=False
     )
-    sums = [result for one in call(messages) for result in strategy.experimental_local_results(one)]
-    wrong = _wrong(sums, size // width, dtype, replicas, chained)
-    del sums  # as large as the messages
+    results = [result for one in call(messages) for result in strategy.experimental_local_results(one)]
+    wrong = _wrong(results, size // width, dtype, replicas, sums)
+    del results  # as large as the messages
     windows = timed.time_calls(lambda: call(messages), machine.seconds(SECONDS))
-    algorithm = timed.rates(windows, len(messages) * chained * size / 1e9)
+    algorithm = timed.rates(windows, len(messages) * sums * size / 1e9)
     link = machine.topology or ("unknown link" if machine.on_gpu else "one memory")
     return Result(
         rates=tuple(bus_factor(replicas) * rate for rate in algorithm),
@@ -171,11 +189,11 @@ def _strategy(devices: tuple[str, ...]) -> Any:
 
 
 def _message(devices: tuple[str, ...], replica: int, elements: int, dtype: str) -> Any:
-    """Replica r gives (r + 1) × v, on its own device: sums of these small integers are exact."""
+    """Replica r gives (r + 1) × v units, on its own device: sums of these small integers are exact."""
     import tensorflow as tf
 
     with tf.device(devices[replica]):
-        return _pattern(elements, dtype) * tf.cast(replica + 1, dtype)
+        return _pattern(elements, dtype) * tf.cast((replica + 1) * _UNIT, dtype)
 
 
 def _pattern(elements: int, dtype: str) -> Any:
@@ -185,13 +203,13 @@ def _pattern(elements: int, dtype: str) -> Any:
     return tf.tile(tf.constant([-1, 0, 1], dtype), [-(-elements // 3)])[:elements]
 
 
-def _reduction(chained: int, xla: bool) -> Callable[[Any], Any]:
+def _reduction(sums: int, xla: bool) -> Callable[[Any], Any]:
     """A replica's part: of a list of messages the sums of sums; no message waits for another."""
     import tensorflow as tf
 
     def reduce_one(values: Any) -> Any:
         values = tf.identity(values)  # NCCL's operation asks where its operand is, and an argument is nowhere
-        for _ in range(chained):
+        for _ in range(sums):
             values = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
         return values
 
@@ -204,11 +222,11 @@ def _reduction(chained: int, xla: bool) -> Callable[[Any], Any]:
     )
 
 
-def _wrong(results: Sequence[Any], elements: int, dtype: str, replicas: int, chained: int) -> float:
-    """Share of the sums that differ from v × n(n + 1)/2 × n for each further sum."""
+def _wrong(results: Sequence[Any], elements: int, dtype: str, replicas: int, sums: int) -> float:
+    """Share of the sums that differ from v units × n(n + 1)/2 × n for each further sum."""
     import tensorflow as tf
 
-    total = replicas * (replicas + 1) // 2 * replicas ** (chained - 1)
+    total = replicas * (replicas + 1) / 2 * replicas ** (sums - 1) * _UNIT
     differ = 0
     for result in results:
         with tf.device(result.device):

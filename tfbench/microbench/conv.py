@@ -22,7 +22,7 @@ DIRECTIONS = ("forward", "input_gradient", "filter_gradient")
 QUICK = 4  # of the convolutions, those with the most arithmetic
 SECONDS = 0.08
 _INPUTS = 2  # different inputs, so that no two convolutions of a call are one
-_CHECKED = 4  # channels or places
+_CHECKED = 4  # channels, places or taps
 # Winograd's transforms of 3×3 convolutions add and multiply before and after the product: up to this many
 # times the rounding of a direct sum.
 _WINOGRAD = 8
@@ -138,10 +138,9 @@ def _error(
 ) -> float:
     """Largest error of some outputs against float64 sums, ÷ the root mean square of the truth there."""
     if direction == "filter_gradient":
-        ins = _some(layer.in_channels)
-        outs = _some(layer.out_channels)
-        truth = filter_gradient(layer, _channels(image, ins), _channels(gradient, outs))
-        found = output.numpy().astype(np.float64)[:, :, ins][..., outs]
+        ins, outs, taps = _some(layer.in_channels), _some(layer.out_channels), _some(layer.kernel)
+        truth = filter_gradient(layer, _channels(image, ins), _channels(gradient, outs), taps)
+        found = output.numpy().astype(np.float64)[taps, taps][:, ins][..., outs]
     else:
         places = _some(layer.out_size if direction == "forward" else layer.in_size)
         values = (image if direction == "forward" else gradient)[0].numpy().astype(np.float64)
@@ -195,33 +194,39 @@ def input_gradient(layer: ConvolutionShape, gradient: Any, filters: Any, places:
     )
 
 
-def filter_gradient(layer: ConvolutionShape, image: Any, gradient: Any) -> Any:
-    """Gradients of the filters [K, K, C, O] from [B, H, W, C] and [B, H', W', O]."""
-    edge, kernel = (layer.kernel - 1) // 2, layer.kernel
+def filter_gradient(layer: ConvolutionShape, image: Any, gradient: Any, taps: Any) -> Any:
+    """Gradients of the filters at (t, t) for t of `taps`: [T, C, O] from [B, H, W, C] and of [B, P, Q, O]."""
+    edge = (layer.kernel - 1) // 2
     padded = np.pad(image, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
     reach = layer.stride * (layer.out_size - 1) + 1
 
-    def at(row: int, column: int) -> Any:
-        read = padded[:, row : row + reach : layer.stride, column : column + reach : layer.stride]
+    def at(tap: int) -> Any:
+        read = padded[:, tap : tap + reach : layer.stride, tap : tap + reach : layer.stride]
         return np.tensordot(read, gradient, ((0, 1, 2), (0, 1, 2)))
 
-    return np.stack([[at(row, column) for column in range(kernel)] for row in range(kernel)])
+    return np.stack([at(tap) for tap in taps])
 
 
 def cases(machine: Machine) -> Iterator[Case]:
-    """Every distinct convolution, in each direction and format; quick: the largest in the first format."""
+    """Every distinct convolution, in each direction that a training has, and format.
+
+    Quick: the largest in the first format.
+    """
     shape, image_size, batch = (
         (RESNET50_SHAPE, RESNET50.on_gpu.image_size or 0, RESNET50.on_gpu.per_replica_batch_size)
         if machine.on_gpu
         else (RESNET_TINY_SHAPE, 32, 4)
     )
     layers = distinct(shape, image_size)
+    first = layers[0]
     if machine.quick:
         layers = sorted(layers, key=lambda layer: layer.macs, reverse=True)[:QUICK]
     precisions = PRECISIONS if machine.on_gpu else ("fp32",)
     for precision in precisions[:1] if machine.quick else precisions:
         for layer in layers:
             for direction in DIRECTIONS:
+                if layer == first and direction == "input_gradient":
+                    continue  # that of the images, which no training computes
                 yield _case(machine, layer, precision, direction, batch, "library")
                 if precision in COMPILED:
                     yield _case(machine, layer, precision, direction, batch, "xla")
