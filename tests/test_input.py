@@ -378,9 +378,10 @@ def test_every_variant_takes_what_it_says(tmp_path):
     found = list(variants.variants(config, [second]))
     assert [variant.name for variant in found] == [
         "as it is", "decode whole", "one worker", "workers x 2", "no shuffle", "cache ram", "order kept",
-        "no prefetch", "one thread", "other data 1", "naive", "bare decode", "bare decode, resize",
+        "no prefetch", "one thread", "other data 1", "naive", "bare decode, whole", "bare decode",
+        "bare decode, resize",
     ]  # fmt: skip
-    assert [variant.start()() for variant in found] == [64] * 13
+    assert [variant.start()() for variant in found] == [64] * 14
     assert {variant.name: variant.warm_up_samples for variant in found if variant.warm_up_samples} == {
         "cache ram": 64  # all of them
     }

@@ -107,6 +107,9 @@ def _plain(config: BenchmarkConfig) -> Iterator[Variant]:
     threads.threading.private_threadpool_size = usable_cores()
     threads.threading.max_intra_op_parallelism = 1
 
+    def whole(_: tf.Tensor, image: tf.Tensor) -> tf.Tensor:
+        return pipeline.decode_whole(image)
+
     def crop(number: tf.Tensor, image: tf.Tensor) -> tf.Tensor:
         return pipeline.random_crop(image, _seed(number))
 
@@ -114,6 +117,7 @@ def _plain(config: BenchmarkConfig) -> Iterator[Variant]:
         return pipeline.resize(crop(number, image), size)
 
     for name, change, call in (
+        ("bare decode, whole", "whole images decoded from records in memory, nothing else", whole),
         ("bare decode", "crops decoded from records in memory, nothing else", crop),
         ("bare decode, resize", "crops decoded and resized from records in memory", crop_and_resize),
     ):
