@@ -7,7 +7,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeCard, FakeNvml
 
-from tfbench.hardware.environment import describe
+from tfbench.hardware.environment import describe, settings
 
 UUID = "GPU-bbbb0000-0000-0000-0000-000000000000"
 
@@ -82,6 +82,23 @@ def test_only_variables_that_matter_and_no_secrets():
         "TF_VAR_db": "x",
     }
     assert describe(FakeNvml(), {**dropped, **kept})["environment"] == kept
+
+
+def test_settings_are_what_changes_how_a_program_runs():
+    machine = {
+        "CUDA_HOME": "/cuda",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "NCCL_VERSION": "2.28",
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+    }
+    assert settings({**machine, "HOME": "/root", "TF_TOKEN_x": "secret"}) == "none"
+    assert settings({"XLA_FLAGS": "--xla_gpu_cuda_data_dir=/cuda  --xla_dump_to=x"}) == "none"
+    told = {
+        "XLA_FLAGS": "--a=1  --xla_gpu_cuda_data_dir=/cuda --b",
+        "NCCL_ALGO": "Ring",
+        "NVIDIA_TF32_OVERRIDE": "0",
+    }
+    assert settings(machine | told) == "NCCL_ALGO=Ring NVIDIA_TF32_OVERRIDE=0 'XLA_FLAGS=--a=1 --b'"
 
 
 def test_container_is_recognised_by_its_environment():

@@ -312,12 +312,14 @@ def test_row_with_a_cell_too_few_is_named(path):
 # Older schemas.
 
 # What a schema did not have yet.
-ADDED_BY_3 = {"strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "gpu_uuids"}
+ADDED_BY_4 = {"environment"}
+ADDED_BY_3 = ADDED_BY_4 | {"strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "gpu_uuids"}
 LACKS = {
     1: ADDED_BY_3 | {
         "parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores",
     },
     2: ADDED_BY_3,
+    3: ADDED_BY_4,
 }  # fmt: skip
 OLD_ROWS = (
     {"run_id": "a", "num_gpus": "2", "samples_per_sec": "0.30000000000000004", "xla": "True"},
@@ -381,7 +383,7 @@ def test_a_row_is_not_appended_to_an_older_schema(path, version, use):
     with pytest.raises(SchemaError) as caught:
         use(path)
     message = str(caught.value)
-    assert f"is of schema version {version}, this tfbench writes version 3" in message
+    assert f"is of schema version {version}, this tfbench writes version 4" in message
     assert f"python -m tfbench.records --migrate={path}," in message
     assert "--results_dir" in message
     assert path.read_bytes() == before
@@ -409,7 +411,7 @@ def test_migrating_keeps_the_rows_and_the_old_file(path, version):
     assert backup == path.with_name(f"runs.csv.v{version}")
     assert backup.read_bytes() == before
     assert path.read_text(encoding="utf-8").splitlines()[0].split(",") == list(COLUMNS)
-    assert records.read(path) == [dataclasses.replace(row, schema_version=3) for row in A_AND_B]
+    assert records.read(path) == [dataclasses.replace(row, schema_version=4) for row in A_AND_B]
     assert path.stat().st_mode & 0o777 == 0o640
     assert names_in(path.parent) == ["runs.csv", f"runs.csv.v{version}"]
     records.append(path, RunRecord(run_id="c", strong_scaling_efficiency_low=0.75))
@@ -483,14 +485,14 @@ def test_a_rename_that_failed_can_be_tried_again(v1_path, monkeypatch):
     assert set(names_in(v1_path.parent)) <= {"runs.csv", "runs.csv.v1"}
 
     assert records.migrate(v1_path).read_bytes() == before
-    assert [row.schema_version for row in records.read(v1_path)] == [3, 3]
+    assert [row.schema_version for row in records.read(v1_path)] == [4, 4]
 
 
 def test_migrating_is_a_command(v1_path):
     done = migrate_in_a_process("--migrate=runs.csv", cwd=v1_path.parent)
-    assert (done.returncode, done.stdout) == (0, "runs.csv: schema version 3, the old file is runs.csv.v1\n")
+    assert (done.returncode, done.stdout) == (0, "runs.csv: schema version 4, the old file is runs.csv.v1\n")
     again = migrate_in_a_process("--migrate=runs.csv", cwd=v1_path.parent)
-    assert (again.returncode, again.stdout) == (0, "runs.csv: schema version 3, nothing to do\n")
+    assert (again.returncode, again.stdout) == (0, "runs.csv: schema version 4, nothing to do\n")
 
 
 @pytest.mark.parametrize(
@@ -588,6 +590,15 @@ def test_each_difference_blocks_the_baseline(name, value):
 def test_the_baseline_is_of_one_of_the_same_cards(theirs, ours, found):
     one = gpu_row(1, gpu_uuids=theirs)
     assert records.find_baseline([one], gpu_row(2, gpu_uuids=ours)) is (one if found else None)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "found"), [("none", False), ("XLA_FLAGS=--a", True), (None, True), ("XLA_FLAGS=--b", False)]
+)
+def test_baseline_is_of_the_same_environment_where_that_is_known(theirs, found):
+    one = gpu_row(1, environment=theirs)
+    record = gpu_row(2, environment="XLA_FLAGS=--a")
+    assert records.find_baseline([one], record) is (one if found else None)
 
 
 def test_the_baseline_of_unlike_cards_is_their_mean():

@@ -72,7 +72,7 @@ GOOD = (
 def good(tmp_path_factory):
     """The process of a good run and its results folder."""
     folder = tmp_path_factory.mktemp("good")
-    done = train(*GOOD, cwd=folder)
+    done = train(*GOOD, cwd=folder, env=environment() | {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=true"})
     assert done.returncode == 0, output_of(done)
     return done, folder / "out"
 
@@ -101,6 +101,8 @@ class TestGoodRun:
             "loss_scale_final": 32768.0,
             "tag": "it's [1/2] of 100 %",
             "schema_version": records.SCHEMA_VERSION,
+            # The user's own, not what the run sets for itself.
+            "environment": "XLA_FLAGS=--xla_cpu_use_fusion_emitters=true",
         }
         assert {name: getattr(row, name) for name in expected} == expected
         # Few steps on a busy machine may differ in speed; nothing else may be doubtful.

@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import app, flags
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _LOG = logging.getLogger(__name__)
 
@@ -208,6 +208,9 @@ class RunRecord:
     python: str | None = _column("", "version of Python")
     host: str | None = _column("", "name of the machine")
     cpu_cores: int | None = _column("cores", "CPU cores that the process may use")
+    environment: str | None = _column(
+        "", "variables of the user's that change how CUDA, TensorFlow, XLA or NCCL work; none: there are none"
+    )
     flags: str | None = _column("", "every flag as --name=value, quoted as a shell would need it")
 
 
@@ -230,6 +233,7 @@ _ADDED_BY = {
         {"parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores"}
     ),
     3: frozenset({"strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "gpu_uuids"}),
+    4: frozenset({"environment"}),
 }
 
 
@@ -509,6 +513,7 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
         and (row.parallel_runs or 1) == 1
         and _baseline_key(row) == wanted
         and _on_its_cards(row, record)
+        and (row.environment == record.environment or None in (row.environment, record.environment))
     ]
     by_card = {row.gpu_uuids: row for row in sorted(candidates, key=lambda row: row.started_at or "")}
     if record.gpu_uuids and len(by_card) > 1:

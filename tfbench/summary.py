@@ -93,7 +93,7 @@ def _include_other_runs(record: RunRecord, earlier_rows: list[RunRecord]) -> Non
     rate, low, high = record.samples_per_sec, record.samples_per_sec_low, record.samples_per_sec_high
     if rate is None or low is None:
         return
-    same = ("run_key", "host", "gpu_name", "driver", "tensorflow", "status")
+    same = ("run_key", "host", "gpu_name", "driver", "tensorflow", "environment", "status")
     rates = [rate] + [
         row.samples_per_sec
         for row in earlier_rows

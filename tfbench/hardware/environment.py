@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,9 +32,19 @@ _PACKAGES = (
 PARALLEL_RUNS_VARIABLE = "TFBENCH_PARALLEL_RUNS"
 
 # Variables that change what is measured.
-_VARIABLE = re.compile(r"(CUDA_|TF_|NCCL_).*|XLA_FLAGS|KERAS_BACKEND")
+_VARIABLE = re.compile(r"(CUDA_|TF_|NCCL_).*|XLA_FLAGS|KERAS_BACKEND|NVIDIA_TF32_OVERRIDE")
+# Of them, those that say where something is, which version it has, which GPUs are seen or what is logged.
+_NO_SETTING = re.compile(
+    r"CUDA_(HOME|PATH|ROOT|VERSION|PKG|TOOLKIT|VISIBLE_DEVICES|DEVICE_ORDER).*|NCCL_(VERSION|DEBUG).*|TF_CPP_.*"
+    r"|KERAS_BACKEND"
+)
 # Terraform's variables start with TF_ too and hold secrets; the other words are caution.
 _SECRET = re.compile(r"TF_(VAR|TOKEN|CLI|CLOUD|HTTP)_|TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY", re.IGNORECASE)
+
+_NO_SETTING_OF_XLA = ("--xla_gpu_cuda_data_dir=", "--xla_dump_")  # where something is
+# Before a run has set its own.
+_AT_START = dict(os.environ)
+NO_SETTINGS = "none"
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -61,12 +72,27 @@ def describe(nvml: Any = pynvml, environ: Mapping[str, str] = os.environ) -> dic
         "gpus_installed": found.installed,
         "gpus_hidden_because": found.reason or None,
         "gpus": [dataclasses.asdict(gpu) | dataclasses.asdict(card_facts(gpu, nvml)) for gpu in found.gpus],
-        "environment": {
-            name: value
-            for name, value in sorted(environ.items())
-            if _VARIABLE.fullmatch(name) and not _SECRET.search(name)
-        },
+        "environment": {name: value for name, value in sorted(environ.items()) if _is_told(name)},
     }
+
+
+def settings(environ: Mapping[str, str] = _AT_START) -> str:
+    """What the user's environment tells CUDA, TensorFlow, XLA and NCCL to do otherwise, as a shell would.
+
+    NO_SETTINGS where it tells nothing. Runs with other settings are no repeats.
+    """
+    told = {
+        name: environ[name] for name in sorted(environ) if _is_told(name) and not _NO_SETTING.fullmatch(name)
+    }
+    if "XLA_FLAGS" in told:
+        flags = told["XLA_FLAGS"].split()
+        told["XLA_FLAGS"] = " ".join(flag for flag in flags if not flag.startswith(_NO_SETTING_OF_XLA))
+    return shlex.join(f"{name}={value}" for name, value in told.items() if value) or NO_SETTINGS
+
+
+def _is_told(name: str) -> bool:
+    """Whether a variable may and should be written down."""
+    return bool(_VARIABLE.fullmatch(name)) and not _SECRET.search(name)
 
 
 def parallel_runs(environ: Mapping[str, str] = os.environ) -> int:

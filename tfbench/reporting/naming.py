@@ -13,7 +13,7 @@ MachineNames = dict[tuple[object, ...], str]  # as `machine_of` has them → let
 # What makes two machines the same, column by column.
 MACHINE_COLUMNS = (
     "gpu_name", "compute_capability", "driver", "cuda", "cudnn", "nccl", "tensorflow", "keras", "python",
-    "tfbench_version", "host",
+    "tfbench_version", "host", "environment",
 )  # fmt: skip
 # Limits of the cards: rows of older versions do not have them, so they do not tell machines apart.
 LIMIT_COLUMNS = ("power_limit_w", "sm_clock_mhz_max", "pcie_link")
