@@ -167,9 +167,10 @@ def resize(image: tf.Tensor, size: int) -> tf.Tensor:
     """Resizes [..., H, W, C], of any numeric type with values 0 to 255, to uint8 [..., size, size, C].
 
     In float32 from the start: the same pixels as from uint8, but TensorFlow's kernel for uint8 took 310 µs
-    where this takes 190, the conversion included (256 × 341 to 224, one core).
+    where this takes 190, the conversion included (256 × 341 to 224, one core). To add a half and cut off
+    rounds as `tf.round` does but for ties, in 20 µs less.
     """
-    return tf.cast(tf.round(tf.image.resize(tf.cast(image, tf.float32), [size, size])), tf.uint8)
+    return tf.cast(tf.image.resize(tf.cast(image, tf.float32), [size, size]) + 0.5, tf.uint8)
 
 
 def decode_whole(encoded: tf.Tensor) -> tf.Tensor:
