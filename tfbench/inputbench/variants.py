@@ -92,8 +92,9 @@ def _plain(config: BenchmarkConfig) -> Iterator[Variant]:
     def naive(number: tf.Tensor, serialized: tf.Tensor) -> dict[str, tf.Tensor]:
         encoded, label = _unpacked(serialized)
         image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-        image = pipeline.resize(pipeline.cut(image, _seed(number)), size)
-        return {"image": pipeline.mirror(image, _seed(number)), "label": label}
+        image = tf.image.resize(pipeline.cut(image, _seed(number)), [size, size])
+        image = tf.image.stateless_random_flip_left_right(image, _seed(number))
+        return {"image": tf.cast(image, tf.uint8), "label": label}
 
     mixed = records.shuffle(Tuning().shuffle_records).repeat().enumerate()
     batches = mixed.map(naive, tf.data.AUTOTUNE).batch(config.samples_per_replica_per_step)
