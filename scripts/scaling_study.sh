@@ -9,8 +9,9 @@
 # the same FOLDER it goes on with what is missing, the most important first. What failed is not tried again,
 # unless with --retry=failed. Each model has its table and picture in FOLDER/MODEL, at every end.
 #
-# By two GPUs a run takes 70 s for ResNet-50 and 100 s for BERT-large where nothing is compiled yet, 45 and 55 s
-# later. On eight GPUs there are 40 runs of each model, about two hours; the first stage is 20 minutes of them.
+# By two GPUs a run takes about 80 s for ResNet-50 and 115 s for BERT-large where nothing is compiled yet, 55 and
+# 70 s later. On eight GPUs there are 40 runs of each model, about two and a half hours; the first stage is 25
+# minutes of them.
 #
 # Exit code: 0 all was run, 124 the time was over, 2 flags refused.
 set -euo pipefail
@@ -25,7 +26,7 @@ python=${TFBENCH_VENV:-.venv}/bin/python
 shift $(($# < 2 ? $# : 2))
 grace_s=70 # that an interrupted run gets to write its row, as it cannot while it compiles
 least_s=20 # nothing is begun with less
-models=("resnet50 70" "bert_large 100") # seconds of a run, for the estimate
+models=("resnet50 80" "bert_large 115") # seconds of a run, for the estimate
 # Modes, precisions, collectives: each stage holds the one before.
 stages=(
   "weak mixed_float16 outside,update"

@@ -512,6 +512,12 @@ def test_nothing_but_gradients_travels_between_replicas() -> None:
     assert len(sent) < 3 * ROW  # but for one, which brings the test's batch to where it is read
 
 
+def test_totals_stay_on_their_replicas_until_they_are_read() -> None:
+    training = start(TOY, TOY_BATCHES, 2)
+    for total in training.loop(1):
+        assert [part.device[-5:] for part in total._parts] == ["CPU:0", "CPU:1"]
+
+
 def test_collectives_sum_each_message_on_its_own() -> None:
     """TensorFlow's way for sums in a program, here outside one: it would copy all messages into one first."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # without an algorithm: by its collectives

@@ -284,7 +284,7 @@ class HostLoop:
         for length in [self._row_length] * rows + [1] * rest:
             self._row(length)
         each = map(self.strategy.experimental_local_results, self._totals)
-        return Totals(*[_Sum([own.read_value() for own in total]) for total in each])
+        return Totals(*[_Sum([_read(own) for own in total]) for total in each])
 
     @property
     def num_traces(self) -> int:
@@ -304,6 +304,16 @@ class HostLoop:
     def _set_totals(self, totals: Totals) -> None:
         for kept, total in zip(self._totals, totals, strict=True):
             kept.assign(total)
+
+
+def _read(variable: Any) -> Any:
+    """The value on the variable's device.
+
+    Elsewhere `read_value` copies it to the first device, and the host waits until the variable's one has
+    done all that it was given: it then stands still while the next steps are handed out.
+    """
+    with tf.device(variable.device):
+        return variable.read_value()
 
 
 class _Sum:

@@ -90,7 +90,7 @@ def _on_gpu(per_replica_batch_size: int) -> Defaults:
         seq_length=128,
         steps=200,
         warmup_steps=20,
-        windows=20,
+        windows=10,
         steps_per_loop=10,
     )
 

@@ -107,7 +107,7 @@ RESNET50 = _spec(
     "resnet50",
     RESNET50_SHAPE,
     on_gpu=Defaults(
-        per_replica_batch_size=1024, image_size=224, steps=200, warmup_steps=20, windows=20, steps_per_loop=10
+        per_replica_batch_size=1024, image_size=224, steps=200, warmup_steps=20, windows=10, steps_per_loop=10
     ),
     on_cpu=Defaults(
         per_replica_batch_size=8, image_size=128, steps=40, warmup_steps=2, windows=10, steps_per_loop=1
