@@ -131,7 +131,7 @@ class TestScalingStudy:
         first = self.study(scripts, "100", FAKE_S="12")  # 30 s without the grace: less than three runs
         assert first.returncode == 124, first.stdout + first.stderr
         assert "scaling, resnet50: 8 of 8 runs missing, about 11 min at 80 s each" in first.stdout
-        assert "scaling, bert_large: 8 of 8 runs missing, about 14 min at 100 s each" in first.stdout
+        assert "scaling, bert_large: 8 of 8 runs missing, about 16 min at 115 s each" in first.stdout
         assert first.stdout.rstrip().endswith("the same command goes on with what is missing.")
         cut = self.rows(scripts, "resnet50")
         assert 0 < len(cut) < 4

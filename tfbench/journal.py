@@ -18,7 +18,6 @@ import tfbench
 from tfbench import records
 from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.flags import to_flags
-from tfbench.hardware import environment
 from tfbench.measure.card_watch import CardWatch
 from tfbench.measure.telemetry import TelemetrySample
 from tfbench.measure.telemetry import write_csv as write_telemetry_csv
@@ -120,7 +119,7 @@ def identify(record: RunRecord, config: BenchmarkConfig, name: str, started: dat
     record.run_id, record.run_key = name, config.run_key
     record.started_at = started.isoformat(timespec="milliseconds")
     record.tfbench_version, record.tag = tfbench.__version__, config.tag
-    record.environment, record.flags = environment.settings(), shlex.join(to_flags(config))
+    record.flags = shlex.join(to_flags(config))
 
 
 @contextlib.contextmanager

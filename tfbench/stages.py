@@ -42,6 +42,7 @@ def look_around(
         "keras": description["packages"]["keras"],
         "parallel_runs": environment.parallel_runs(),
         "cpu_cores": len(os.sched_getaffinity(0)),
+        "environment": environment.settings(),
     }
     probe = gpus.probe()
     visible = list(probe.gpus[: config.gpus])

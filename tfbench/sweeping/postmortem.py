@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from tfbench import outcome, summary
+from tfbench.hardware import environment
 from tfbench.journal import Observed, identify, run_id
 from tfbench.records import RunRecord
 from tfbench.sweeping.child import Ended, Launch
@@ -26,6 +27,7 @@ def row_of(ended: Ended, place: Place = EVERYTHING) -> RunRecord:
     name = folder.name if folder else run_id(config, launch.started, launch.pid)
     record.parallel_runs = place.parallel_runs
     record.cpu_cores = len(place.cores or os.sched_getaffinity(0))
+    record.environment = environment.settings()
     identify(record, config, name, launch.started)
     record.status, record.note = _status(ended)
     return summary.fill(record, config, Observed(), [])
