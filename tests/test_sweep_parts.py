@@ -12,6 +12,7 @@ from run_helpers import gpu, machine
 
 from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.display import Display
+from tfbench.hardware import environment
 from tfbench.records import RunRecord
 from tfbench.sweeping import child, loop, matrix, plan, postmortem, progress
 from tfbench.sweeping.child import Ended, Launch, Limits, Watchdog
@@ -229,6 +230,7 @@ class TestRowOfTheDead:
         assert (row.run_key, row.model, row.image_size) == (launch.config.run_key, "resnet_tiny", 32)
         assert row.started_at == "2030-01-02T03:04:05.000+00:00"
         assert "--seed=5" in row.flags
+        assert row.environment == environment.settings()
         assert row.samples_per_sec is None
         assert row.measured_steps is None
 
