@@ -312,7 +312,7 @@ def test_row_with_a_cell_too_few_is_named(path):
 # Older schemas.
 
 # What a schema did not have yet.
-ADDED_BY_4 = {"environment"}
+ADDED_BY_4 = {"environment", "graphics_active"}
 ADDED_BY_3 = ADDED_BY_4 | {"strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "gpu_uuids"}
 LACKS = {
     1: ADDED_BY_3 | {

@@ -655,6 +655,7 @@ def test_from_samples_and_cards_to_columns_and_gates():
         t_s=[0.0, 2.0, 5.0], energy_j=[0.0, 800.0, 2000.0], power_w=[400.0, 400.0, 400.0],
         utilization_percent=[90, 90, 90], sm_clock_mhz=[1700, 1700, 1700], memory_used_gib=[30.0, 31.0, 30.0],
         gpm_start_s=[None, 0.0, 3.0], gpm_end_s=[None, 2.0, 5.0], sm_active=[None, 0.7, 0.9],
+        graphics_active=[None, 0.95, 0.97],
         sm_occupancy=[None, 0.3, 0.5], tensor_active=[None, 0.001, 0.003], dram_active=[None, 0.6, 0.8],
         pcie_rx_gb_per_s=[None, 1.0, 3.0], pcie_tx_gb_per_s=[None, 2.0, 4.0],
         nvlink_rx_gb_per_s=[None, 10.0, 30.0], nvlink_tx_gb_per_s=[None, 20.0, 40.0],
@@ -663,6 +664,7 @@ def test_from_samples_and_cards_to_columns_and_gates():
     expected = {
         # 800 J in each window of 2,000 samples.
         "energy_j_per_sample": 0.4, "samples_per_joule": 2.5, "sm_active": 0.8, "sm_occupancy": 0.4,
+        "graphics_active": 0.96,
         "tensor_active": 0.002, "dram_active": 0.7, "pcie_rx_gb_per_s": 2.0, "pcie_tx_gb_per_s": 3.0,
         "nvlink_rx_gb_per_s": 20.0, "nvlink_tx_gb_per_s": 30.0, "memory_used_gib_max": 31.0,
         "sm_clock_mhz_max": 1980, "power_limit_w": 700.0, "pcie_link": "5x16", "ecc_errors": 1,
@@ -675,7 +677,5 @@ def test_from_samples_and_cards_to_columns_and_gates():
 
 def test_a_row_of_a_card_that_says_nothing_has_empty_cells_and_trips_nothing():
     row = row_of([], "mixed_float16")
-    assert {getattr(row, name) for name in (*METRICS.keys() - {"graphics_active"}, "samples_per_joule")} == {
-        None
-    }
+    assert {getattr(row, name) for name in (*METRICS, "samples_per_joule")} == {None}
     assert row.gates == ""

@@ -140,6 +140,7 @@ class RunRecord:
 
     gpu_util_mean: float | None = _column("%", "share of time a kernel ran, mean over GPUs and samples")
     gpu_util_max: float | None = _column("%", "its highest sample")
+    graphics_active: float | None = _column("share", "time in which anything ran on a GPU, by its counters")
     tensor_active: float | None = _column("share", "time in which the tensor cores computed")
     dram_active: float | None = _column("share", "used bandwidth of the GPU's memory")
     sm_active: float | None = _column("share", "multiprocessors that had work")
@@ -233,7 +234,7 @@ _ADDED_BY = {
         {"parallel_runs", "between_runs_percent", "records_skipped", "gpu_indices", "topology", "cpu_cores"}
     ),
     3: frozenset({"strong_scaling_efficiency_low", "strong_scaling_efficiency_high", "gpu_uuids"}),
-    4: frozenset({"environment"}),
+    4: frozenset({"environment", "graphics_active"}),
 }
 
 

@@ -133,9 +133,9 @@ def _fill_telemetry(record: RunRecord, observed: Observed) -> None:
     seen = telemetry.summarize(observed.telemetry, observed.windows)
     same = (
         "gpu_util_mean", "gpu_util_max", "power_w_mean", "energy_source", "sm_clock_mhz_mean",
-        "temperature_c_max", "throttle_reasons", "memory_used_gib_max", "sm_active", "sm_occupancy",
-        "tensor_active", "dram_active", "pcie_rx_gb_per_s", "pcie_tx_gb_per_s", "nvlink_rx_gb_per_s",
-        "nvlink_tx_gb_per_s",
+        "temperature_c_max", "throttle_reasons", "memory_used_gib_max", "graphics_active", "sm_active",
+        "sm_occupancy", "tensor_active", "dram_active", "pcie_rx_gb_per_s", "pcie_tx_gb_per_s",
+        "nvlink_rx_gb_per_s", "nvlink_tx_gb_per_s",
     )  # fmt: skip
     for name in same:
         setattr(record, name, getattr(seen, name))
@@ -357,7 +357,12 @@ def _published(record: RunRecord) -> tuple[str, str]:
 
 
 def _most(record: RunRecord) -> str:
-    return "" if record.gpu_util_max is None else f"at most {record.gpu_util_max:.0f} %"
+    parts = []
+    if record.gpu_util_max is not None:
+        parts.append(f"at most {record.gpu_util_max:.0f} %")
+    if record.graphics_active is not None:
+        parts.append(f"something ran {100 * record.graphics_active:.1f} % of the time")
+    return "; ".join(parts)
 
 
 def _activity(record: RunRecord) -> str:
