@@ -9,9 +9,9 @@
 # the same FOLDER it goes on with what is missing, the most important first. What failed is not tried again,
 # unless with --retry=failed. Each model has its table and picture in FOLDER/MODEL, at every end.
 #
-# By two GPUs a run takes about 80 s for ResNet-50 and 115 s for BERT-large where nothing is compiled yet, 55 and
-# 70 s later. On eight GPUs there are 40 runs of each model, about two and a half hours; the first stage is 25
-# minutes of them.
+# Estimated from runs on two GPUs that had half of the steps: 80 s for ResNet-50 and 115 s for BERT-large where
+# nothing is compiled yet, 55 and 70 s later. On eight GPUs there are 40 runs of each model, about two and a half
+# hours; the first stage is 25 minutes of them.
 #
 # Exit code: 0 all was run, 124 the time was over, 2 flags refused.
 set -euo pipefail

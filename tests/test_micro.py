@@ -418,7 +418,7 @@ def test_references_of_convolutions_agree_with_automatic_differentiation(layer):
     )
     taps = np.arange(layer.kernel)
     np.testing.assert_allclose(
-        conv.filter_gradient(layer, image, gradient, taps), dw.numpy()[taps, taps], atol=1e-12
+        conv.filter_gradient(layer, image, gradient, taps), dw.numpy()[taps, taps[::-1]], atol=1e-12
     )
 
 
@@ -450,6 +450,18 @@ def test_a_wrong_convolution_is_found():
     bound = conv._WINOGRAD * matmul.error_bound("fp32", 36)
     assert conv._error(layer, "forward", inputs[0], filters, gradients[0], good) <= bound
     assert conv._error(layer, "forward", inputs[0], filters, gradients[0], bad) > bound
+
+
+def test_gradients_of_transposed_filters_are_found():
+    import tensorflow as tf
+
+    layer = LAYERS[1]
+    inputs, filters, gradients = conv._operands(layer, "fp32", 2)
+    good = conv._apply(layer, "filter_gradient", 2, inputs[0], gradients[0], filters)
+    bad = tf.transpose(good, [1, 0, 2, 3])
+    bound = conv._WINOGRAD * matmul.error_bound("fp32", 2 * 81)
+    assert conv._error(layer, "filter_gradient", inputs[0], filters, gradients[0], good) <= bound
+    assert conv._error(layer, "filter_gradient", inputs[0], filters, gradients[0], bad) > bound
 
 
 @pytest.mark.parametrize("operation", ["copy", "triad"])

@@ -140,7 +140,7 @@ def _error(
     if direction == "filter_gradient":
         ins, outs, taps = _some(layer.in_channels), _some(layer.out_channels), _some(layer.kernel)
         truth = filter_gradient(layer, _channels(image, ins), _channels(gradient, outs), taps)
-        found = output.numpy().astype(np.float64)[taps, taps][:, ins][..., outs]
+        found = output.numpy().astype(np.float64)[taps, layer.kernel - 1 - taps][:, ins][..., outs]
     else:
         places = _some(layer.out_size if direction == "forward" else layer.in_size)
         values = (image if direction == "forward" else gradient)[0].numpy().astype(np.float64)
@@ -195,13 +195,18 @@ def input_gradient(layer: ConvolutionShape, gradient: Any, filters: Any, places:
 
 
 def filter_gradient(layer: ConvolutionShape, image: Any, gradient: Any, taps: Any) -> Any:
-    """Gradients of the filters at (t, t) for t of `taps`: [T, C, O] from [B, H, W, C] and of [B, P, Q, O]."""
+    """Gradients of the filters at (t, K - 1 - t) for each t of `taps`, which no transposed ones would pass.
+
+    Returns:
+        [T, C, O] from [B, H, W, C] and the outputs' [B, H', W', O].
+    """
     edge = (layer.kernel - 1) // 2
     padded = np.pad(image, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
     reach = layer.stride * (layer.out_size - 1) + 1
 
     def at(tap: int) -> Any:
-        read = padded[:, tap : tap + reach : layer.stride, tap : tap + reach : layer.stride]
+        other = layer.kernel - 1 - tap
+        read = padded[:, tap : tap + reach : layer.stride, other : other + reach : layer.stride]
         return np.tensordot(read, gradient, ((0, 1, 2), (0, 1, 2)))
 
     return np.stack([at(tap) for tap in taps])
