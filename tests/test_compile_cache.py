@@ -52,22 +52,22 @@ def test_cold_then_warm_then_partly(tmp_path: Path) -> None:
     assert (
         flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from") is None
     )  # a missing file is fatal
-    tune(environ, "first")
+    tune(environ, results(1))
     compile_program(environ, "gradients")
     assert cache.keep() == "cold"
 
     cache, environ = opened(tmp_path)
     loaded = flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from")
     assert loaded is not None
-    assert Path(loaded).read_text() == "first"
+    assert Path(loaded).read_text() == results(1)
     assert cache.keep() == "warm"  # nothing was compiled, so nothing was dumped
-    assert Path(loaded).read_text() == "first"
+    assert Path(loaded).read_text() == results(1)
 
     cache, environ = opened(tmp_path)
-    tune(environ, "first and second")
+    tune(environ, results(1, 2))
     compile_program(environ, "update")
     assert cache.keep() == "partly"
-    assert Path(loaded).read_text() == "first and second"
+    assert Path(loaded).read_text() == results(1, 2)
     assert {path.name for path in Path(loaded).parent.iterdir()} == {"programs", "tuned.txt"}  # nothing else
 
 
@@ -78,12 +78,41 @@ def test_collectives_inside_keep_the_tuning_and_no_program(tmp_path: Path) -> No
         cache = open_cache(config(collectives="inside"), FACTS, environ)
         assert cache is not None
         assert "TF_XLA_FLAGS" not in environ
-        tune(environ, "found")
+        tune(environ, results(1))
         states.append(cache.keep())
     assert states == ["cold", "partly"]
     # What one way of summing has tuned, the other starts from.
     _, environ = opened(tmp_path)
     assert flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from") == str(cache.tuned)
+
+
+def test_runs_at_the_same_time_keep_what_each_has_tuned(tmp_path: Path) -> None:
+    """Two cards of a machine, each with its model: the last to end must not take the other's away."""
+    here, environ = opened(tmp_path)
+    # A process of its own, so another id.
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); from pathlib import Path; import test_compile_cache as t;"
+    )
+    code += f"cache, environ = t.opened(Path({str(tmp_path)!r}));"
+    code += "t.tune(environ, t.results(2, 3)); t.compile_program(environ, 'other'); print(cache.keep())"
+    tune(environ, results(1, 2))
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "cold"
+    assert here.tuned.read_text() == results(2, 3)
+    compile_program(environ, "gradients")
+    assert here.keep() == "cold"
+    assert here.tuned.read_text() == results(1, 2, 3)
+
+
+def test_tuning_in_a_form_that_is_not_known_is_kept_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in ("version: 4\nfirst", "version: 4\nfirst and second"):
+        cache, environ = opened(tmp_path)
+        tune(environ, text)
+        cache.keep()
+        assert cache.tuned.read_text() == text
+    assert "only this run's is kept" in caplog.text
 
 
 def test_flags_of_the_user_stay(tmp_path: Path) -> None:
@@ -308,7 +337,7 @@ def test_a_damaged_shipped_file_costs_no_run(
     assert cache is not None
     assert flag(environ, "XLA_FLAGS", "--xla_gpu_load_autotune_results_from") is None
     assert f"is not used: {path}" in caplog.text
-    tune(environ, "found")
+    tune(environ, results(1))
     compile_program(environ, "first")
     assert cache.keep() == "cold"
 

@@ -72,6 +72,17 @@ class CompileCache:
         if self.with_programs:
             _add(environ, "TF_XLA_FLAGS", _flag(_PROGRAMS, self.programs))
 
+    def _add_others(self) -> None:
+        """Adds what another run has tuned while this one ran, which it would else take away."""
+        if not self.tuned.exists():
+            return
+        try:
+            others, own = (tuning.read(path.read_text(encoding="utf-8")) for path in (self.tuned, self._new))
+        except ValueError as error:  # of a version that is read by XLA alone
+            log.warning("of what XLA has tuned only this run's is kept: %s", error)
+        else:
+            self._new.write_text(tuning.write(others | own), encoding="utf-8")
+
     def keep(self) -> str:
         """Keep what this run has tuned; what the cache was to it.
 
@@ -84,6 +95,7 @@ class CompileCache:
         try:
             if self._new.exists():  # holds what was loaded too
                 tuned_here = self._shipped is not None and _count(self._new) > _count(self._shipped)
+                self._add_others()
                 self._new.replace(self.tuned)
         except OSError as error:
             log.warning("what XLA has tuned is not kept: %s", error)
