@@ -188,9 +188,11 @@ def test_cpu_shrinks_the_run_and_says_so():
 @pytest.mark.parametrize(
     ("choices", "expected"),
     [
-        ({"steps": 90, "warmup_steps": 10}, 10),
-        ({"steps": 95}, 11),  # and the GPU's default of 20 before them: a tenth of 115, cut
-        ({"steps": 90, "warmup_steps": 10, "lr_warmup_steps": 0}, 0),
+        ({"steps": 90, "warmup_steps": 10, "data": "digits"}, 10),
+        ({"steps": 95, "data": "digits"}, 11),  # and the GPU's default of 20 before them: a tenth of 115, cut
+        ({"steps": 90, "warmup_steps": 10, "data": "digits", "lr_warmup_steps": 0}, 0),
+        ({"steps": 90, "warmup_steps": 10}, 10_000),  # one batch over and over: nothing to learn
+        ({"steps": 90, "warmup_steps": 10, "lr_warmup_steps": 7}, 7),
     ],
 )
 def test_learning_rate_rises_over_a_tenth_of_the_run(choices, expected):

@@ -654,6 +654,15 @@ def test_where_sums_are_made_does_not_block_the_baseline():
     assert "collectives" not in records.baseline_command(record)
 
 
+@pytest.mark.parametrize(("data", "found"), [("synthetic", False), ("digits", True)])
+def test_weights_that_move_at_another_pace_are_no_baseline_on_synthetic_data(data, found):
+    """The warm-up is then not a part of the run; a card's rate depends on the values that it computes."""
+    record, one = (gpu_row(gpus, data=data) for gpus in (2, 1))
+    record.flags += " --lr_warmup_steps=10000"
+    one.flags += " --lr_warmup_steps=22"
+    assert (records.find_baseline([one], record) is one) == found
+
+
 def test_searched_batch_does_not_block_the_baseline():
     record = gpu_row(4, requested_per_replica_batch_size=512)
     record.flags += " --requested_per_replica_batch_size=512"

@@ -7,7 +7,7 @@ ends in about two minutes.
 import dataclasses
 from typing import Any
 
-from tfbench.config import LONGEST_ROW, BenchmarkConfig, ConfigError
+from tfbench.config import LONGEST_ROW, SYNTHETIC_LR_WARMUP_STEPS, BenchmarkConfig, ConfigError
 from tfbench.data import (
     parse,
     require_dali,
@@ -23,7 +23,7 @@ from tfbench.precision import PRECISIONS, fastest_precision
 
 MEMORY_SHARE = 0.8  # of a GPU's memory that a default batch may take; the rest is weights and workspaces
 TARGET_INTERVAL_PERCENT = 0.5  # on GPUs; nvbench's default stopping rule is of the same size
-LR_WARMUP_SHARE = 0.1  # of all updates of a run
+LR_WARMUP_SHARE = 0.1  # of all updates of a run that has something to learn
 FUSED_TRAINED = (9, "mixed_float16")  # major compute capability (Hopper) and precision, on H200s
 
 
@@ -131,12 +131,13 @@ def _sizes(
 def _other_defaults(spec: ModelSpec, sized: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
     """Everything else that depends on the model or the device."""
     total = sized["steps"] + sized["warmup_steps"]
+    synthetic = sized.get("data", BenchmarkConfig.data) == "synthetic"
     return {
         "optimizer": spec.optimizer,
         "learning_rate": spec.learning_rate,
         "weight_decay": spec.weight_decay,
         "dropout": spec.dropout,
-        "lr_warmup_steps": int(LR_WARMUP_SHARE * total),
+        "lr_warmup_steps": SYNTHETIC_LR_WARMUP_STEPS if synthetic else int(LR_WARMUP_SHARE * total),
         "xla": on_gpu,
         "target_interval_percent": TARGET_INTERVAL_PERCENT if on_gpu else 0.0,
     }

@@ -14,6 +14,7 @@ from tfbench.config import (
     LEARNING_RATE_SCHEDULES,
     ON_BAD_RECORD,
     SCALING_MODES,
+    SYNTHETIC_LR_WARMUP_STEPS,
     BenchmarkConfig,
     ConfigError,
 )
@@ -111,7 +112,10 @@ flags.DEFINE_enum("optimizer", None, list(OPTIMIZERS), "Default: the model's pub
 flags.DEFINE_float("learning_rate", None, "Peak learning rate. Default: the model's.")
 flags.DEFINE_enum("lr_schedule", "constant", LEARNING_RATE_SCHEDULES, "After the learning rate's warm-up.")
 flags.DEFINE_integer(
-    "lr_warmup_steps", None, "Updates in which the learning rate rises. Default: a tenth of the run."
+    "lr_warmup_steps",
+    None,
+    "Updates in which the learning rate rises. Default: a tenth of the run; with synthetic data "
+    f"{SYNTHETIC_LR_WARMUP_STEPS}, so that the weights, and with them the card's power, stay as they begin.",
 )
 flags.DEFINE_integer("lr_total_steps", None, "Update at which cosine and linear reach 0. Default: the last.")
 flags.DEFINE_float("weight_decay", None, "Not on norms and biases. Default: the model's.")

@@ -481,7 +481,8 @@ _ALIKE = (
 )  # fmt: skip
 
 # Flags that may differ: those that do not change a step's time, where gradients are summed, of which a single
-# GPU has none to sum, and the batch, which has its own columns.
+# GPU has none to sum, and the batch, which has its own columns. With synthetic data the weights' pace may
+# not: what a card at its power limit makes of them depends on how far they have come.
 _FREE_FLAGS = frozenset(
     {"gpus", "seed", "steps", "windows", "warmup_steps", "tag", "results_dir", "tensorboard", "profile_steps",
      "per_replica_batch_size", "requested_per_replica_batch_size", "learning_rate", "lr_schedule",
@@ -580,7 +581,8 @@ def baseline_command(record: RunRecord) -> str:
 def _baseline_key(row: RunRecord) -> tuple[object, ...]:
     """What must be equal between a row and its baseline."""
     batch = row.global_batch_size if row.scaling_mode == "strong" else row.per_replica_batch_size
-    flags = sorted(flag for flag in shlex.split(row.flags or "") if _flag_name(flag) not in _FREE_FLAGS)
+    free = _FREE_FLAGS - ({"lr_warmup_steps"} if row.data == "synthetic" else set())
+    flags = sorted(flag for flag in shlex.split(row.flags or "") if _flag_name(flag) not in free)
     return (batch, flags, *(getattr(row, name) for name in _ALIKE))
 
 

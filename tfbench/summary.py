@@ -383,7 +383,7 @@ def _compile(record: RunRecord) -> str:
 
 
 def _memorised(record: RunRecord) -> str:
-    return "; one batch over and over, soon known by heart" if record.data == "synthetic" else ""
+    return "; one batch over and over: says nothing of learning" if record.data == "synthetic" else ""
 
 
 def _from(value: float | None, digits: int) -> str:
