@@ -20,6 +20,7 @@ import time
 
 import torch
 
+LEARNING_RATES = {"resnet50": 0.1, "bert_large": 1e-4}  # tfbench's
 MASKED_SHARE, MAX_MASKED = 0.15, {128: 20, 512: 80}  # places predicted in a sequence, as tfbench has them
 
 
@@ -45,7 +46,9 @@ def resnet50(args: argparse.Namespace):
     import torchvision
 
     model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-5)
+    optimizer = torch.optim.SGD(
+        model.parameters(), LEARNING_RATES[args.model], momentum=0.9, weight_decay=5e-5
+    )
     images = torch.randn(args.batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
     labels = torch.randint(0, 1000, (args.batch,), device="cuda")
     return model, optimizer, lambda net: torch.nn.functional.cross_entropy(net(images), labels)
@@ -60,7 +63,9 @@ def bert_large(args: argparse.Namespace):
         attn_implementation="sdpa",
     )  # fmt: skip
     model = BertForMaskedLM(config).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), LEARNING_RATES[args.model], weight_decay=0.01, fused=True
+    )
     ids = torch.randint(0, 30522, (args.batch, args.seq_length), device="cuda")
     mask = torch.ones_like(ids)
     places = MAX_MASKED.get(args.seq_length, math.ceil(MASKED_SHARE * args.seq_length))
@@ -119,7 +124,9 @@ def main() -> None:
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "framework": f"torch {torch.__version__}", "model": args.model, "batch": args.batch,
         "seq_length": args.seq_length if args.model == "bert_large" else "", "dtype": args.dtype,
-        "compile": args.compile, "samples_per_sec": round(args.batch * each * args.windows / sum(seconds), 2),
+        "compile": args.compile, "learning_rate": LEARNING_RATES[args.model],
+        "lr_warmup_steps": args.lr_warmup_steps,
+        "samples_per_sec": round(args.batch * each * args.windows / sum(seconds), 2),
         "window_deviation_percent": round(100 * statistics.stdev(rates) / statistics.fmean(rates), 3),
         "time_to_first_step_s": round(first_step_s, 1),
         "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),

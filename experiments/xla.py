@@ -78,9 +78,10 @@ def main(argv: list[str]) -> None:
     figure, (axes,) = study.canvas("From Keras as it comes to tfbench's default", bars=len(rows))
     study.draw_bars(axes, "samples/s", rates)
     default = list(OURS)[-1 if experiment.on_gpu else 0]
-    answer = (
-        f"tfbench's default ({default}) trains {study.spoken(ratios.get(default))} as fast as {AS_IT_COMES}."
-    )
+    faster = ratios.get(default)
+    answer = f"tfbench's default ({default}) trains {study.spoken(faster)} as fast as {AS_IT_COMES}."
+    if faster is None:
+        answer = f"{default} and {AS_IT_COMES} did not both run: nothing to compare."
     on_cpu = "" if experiment.on_gpu else " A small net on a CPU says nothing of GPUs."
     experiment.finish(HEADER, lines, answer + on_cpu, figure)
 

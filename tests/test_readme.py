@@ -24,9 +24,10 @@ SITTING = datetime.timedelta(minutes=15)
 def measured() -> str:
     """Rows of results/h200 for people: of each configuration the newest sitting, on all its cards."""
     lines = [
-        "| model | GPUs | batch per GPU | runs | samples/s | 95 % | step, ms | efficiency (95 %) "
-        "| GPU utilisation | W per GPU | J per sample | MFU | peak memory, GiB | steps skipped |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | GPUs | batch per GPU | LR warm-up | runs | samples/s | 95 % | step, ms "
+        "| efficiency (95 %) | GPU utilisation | W per GPU | J per sample | MFU | peak memory, GiB "
+        "| steps skipped |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     rows = [row for row in records.read(ROOT / "results" / "h200" / "runs.csv") if row.status == "ok"]
     rows.sort(key=lambda row: (row.model, row.seq_length or 0, row.per_replica_batch_size, row.num_gpus))
@@ -55,13 +56,19 @@ def shown_flags(row: RunRecord) -> list[str]:
     return [flag for flag in shown if flag in row.flags]
 
 
+def lr_warmup(row: RunRecord) -> str:
+    """Steps in which the learning rate rose: how far the weights came."""
+    return f"{int(re.search(r'--lr_warmup_steps=([0-9]+)', row.flags)[1]):,}"
+
+
 def measured_line(repeats: list[RunRecord]) -> str:
     """The run of the median rate; of two the lower."""
     row = sorted(repeats, key=lambda row: row.samples_per_sec)[(len(repeats) - 1) // 2]
     skipped = [repeat.steps_skipped for repeat in repeats]
     cells = (
         row.model + "".join(f" `{flag}`" for flag in shown_flags(row)),
-        row.num_gpus, row.per_replica_batch_size, len(repeats), f"**{row.samples_per_sec:,.0f}**",
+        row.num_gpus, row.per_replica_batch_size, lr_warmup(row), len(repeats),
+        f"**{row.samples_per_sec:,.0f}**",
         f"{row.samples_per_sec_low:,.0f} to {row.samples_per_sec_high:,.0f}", f"{row.step_time_ms_mean:.1f}",
         efficiency(row), f"{row.gpu_util_mean:.0f} %", f"{row.power_w_mean:.0f}",
         f"{row.energy_j_per_sample:.3f}", f"{100 * row.mfu:.1f} %", f"{row.peak_memory_gib:.1f}",
