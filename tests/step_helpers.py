@@ -48,22 +48,13 @@ class Toy(keras.Model):
         return tf.cast(self.last(tf.reshape(tf.nn.relu(x), [-1, 16])), tf.float32)
 
 
-def _image_model(config: BenchmarkConfig) -> ResNet:
-    """Blocks that do not start as the identity, so that every weight has a gradient at once."""
-    model = ResNet(ResNetShape((1, 1), 4, NUM_CLASSES), config.image_size)
-    for layer in model.parts.values():
-        if isinstance(layer, FusedBatchNorm):
-            layer.gamma.assign(tf.ones_like(layer.gamma))
-    return model
-
-
 TOY = dataclasses.replace(RESNET_TINY, name="toy", num_classes=NUM_CLASSES, build=lambda _: Toy(norm=True))
 TOY_WITHOUT_NORM = dataclasses.replace(TOY, build=lambda _: Toy(norm=False))
 IMAGE = dataclasses.replace(
     RESNET_TINY,
     name="image",
     num_classes=NUM_CLASSES,
-    build=_image_model,
+    build=lambda config: ResNet(ResNetShape((1, 1), 4, NUM_CLASSES), config.image_size),
 )
 TEXT = dataclasses.replace(
     BERT_TINY,

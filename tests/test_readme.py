@@ -31,15 +31,22 @@ def measured() -> str:
     ]
     rows = [row for row in records.read(ROOT / "results" / "h200" / "runs.csv") if row.status == "ok"]
     rows.sort(key=lambda row: (row.model, row.seq_length or 0, row.per_replica_batch_size, row.num_gpus))
-    repeats: dict[str, list[list[RunRecord]]] = {}
+    repeats: dict[tuple[str, str], list[list[RunRecord]]] = {}
     for row in sorted(rows, key=lambda row: row.started_at):
-        sittings = repeats.setdefault(row.run_key, [[]])
+        sittings = repeats.setdefault((row.run_key, row.environment), [[]])
         if sittings[-1] and _apart(sittings[-1][-1], row) > SITTING:
             sittings.append([])
         sittings[-1].append(row)
     newest: dict[tuple[object, ...], list[RunRecord]] = {}
     for group in sorted(itertools.chain(*repeats.values()), key=lambda group: rows.index(group[0])):
-        what = (group[0].model, group[0].num_gpus, group[0].per_replica_batch_size, *shown_flags(group[0]))
+        long = lr_warmup(group[0]) == "10,000"
+        what = (
+            group[0].model,
+            group[0].num_gpus,
+            group[0].per_replica_batch_size,
+            long,
+            *shown_flags(group[0]),
+        )
         newest[what] = max(newest.get(what, group), group, key=lambda each: each[-1].started_at)
     return "\n".join(lines + [measured_line(group) for group in newest.values()])
 

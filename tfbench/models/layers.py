@@ -50,12 +50,10 @@ class FusedBatchNorm(keras.layers.Layer):
     averages them. float64 (proofs on the CPU) has no fused kernel and takes the plain formula.
     """
 
-    def __init__(self, channels: int, zero_gamma: bool = False, momentum: float = 0.9, epsilon: float = 1e-5):
+    def __init__(self, channels: int, momentum: float = 0.9, epsilon: float = 1e-5):
         super().__init__()
         self.momentum, self.epsilon = momentum, epsilon
-        self.gamma = self.add_weight(
-            name="gamma", shape=(channels,), initializer="zeros" if zero_gamma else "ones", autocast=False
-        )
+        self.gamma = self.add_weight(name="gamma", shape=(channels,), initializer="ones", autocast=False)
         self.beta = self.add_weight(name="beta", shape=(channels,), initializer="zeros", autocast=False)
         self.moving_mean = _statistic(self, "moving_mean", tf.zeros(channels))
         self.moving_variance = _statistic(self, "moving_variance", tf.ones(channels))

@@ -23,9 +23,9 @@ class ResNet(keras.Model):
             self.parts[layer.name] = Convolution(
                 layer.in_channels, layer.out_channels, layer.kernel, layer.stride
             )
-            # A block starts as the identity: its last batch norm multiplies by zero.
-            zero_gamma = layer.name.endswith("conv3")
-            self.parts[_norm_name(layer.name)] = FusedBatchNorm(layer.out_channels, zero_gamma)
+            # Every gamma begins with 1, as torchvision's and Keras' do. With zeros in a block's last norm all
+            # gradients in the block are zeros, which need less power: a card at its limit would be too fast.
+            self.parts[_norm_name(layer.name)] = FusedBatchNorm(layer.out_channels)
         self.parts["fc"] = Linear(shape.features, shape.num_classes, standard_deviation=0.01)
         self.built = True
 
