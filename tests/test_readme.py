@@ -47,8 +47,13 @@ def measured() -> str:
             long,
             *shown_flags(group[0]),
         )
-        newest[what] = max(newest.get(what, group), group, key=lambda each: each[-1].started_at)
+        newest[what] = max(newest.get(what, group), group, key=_without_flags_then_newest)
     return "\n".join(lines + [measured_line(group) for group in newest.values()])
+
+
+def _without_flags_then_newest(group: list[RunRecord]) -> tuple[bool, str]:
+    """XLA's flags of the user's own are trials."""
+    return "XLA_FLAGS" not in (group[-1].environment or ""), group[-1].started_at
 
 
 def _apart(before: RunRecord, after: RunRecord) -> datetime.timedelta:
