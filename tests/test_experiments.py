@@ -125,6 +125,23 @@ def test_reused_rows_of_another_precision_are_another_experiments(tmp_path):
     assert float(lines["tfbench, XLA, 10 steps a call"]["to Keras as it comes"]) == pytest.approx(9.0)
 
 
+def test_values_are_compared_with_the_default(tmp_path, capsys):
+    """Rows of a GPU whose cheap gradients made it a quarter faster."""
+    flags = "--model=resnet50 --precision=mixed_float16 --lr_warmup_steps={} --initial_loss_scale={}"
+    path = write(
+        tmp_path / "runs.csv",
+        row(100.0, flags=flags.format(10000, 32768.0), num_gpus=1, run_key="a", sm_clock_mhz_mean=1500.0),
+        row(110.0, flags=flags.format(0, 32768.0), num_gpus=1, run_key="b", started_at="2026-01-03"),
+        row(125.0, flags=flags.format(10000, 1.0), num_gpus=1, run_key="c", started_at="2026-01-02"),
+    )
+    lines = {line["values"]: line for line in ask("values", tmp_path, f"--reuse={path}")}
+    ratios = {name: line["to the default"] for name, line in lines.items() if line["status"] == "ok"}
+    assert ratios == {"near the first weights": "1.0", "full learning rate": "1.1", "loss scale 1": "1.25"}
+    assert lines["near the first weights"]["SM clock, MHz"] == "1500.0"
+    assert lines["loss scale 2^20"]["status"] == "not run"
+    assert "What differs most, loss scale 1, trains 1.25 times" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_training_experiments_share_rows(trained, capsys):
     """Three questions from three runs: each looks for what the others have run already."""
@@ -145,6 +162,9 @@ def test_training_experiments_share_rows(trained, capsys):
     assert len(rows) == 5  # the weak baseline is there
     assert [row.per_replica_batch_size for row in rows[-2:]] == [2, 1]
     assert "share its cores" in capsys.readouterr().out
+    values = ask("values", trained, *TINY)
+    assert [line["status"] for line in values] == ["ok", "ok"]
+    assert len(records.read(trained / "runs.csv")) == 6  # near the first weights is what all others are
 
 
 def scaling_points(monkeypatch, *arguments):
