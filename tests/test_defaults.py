@@ -192,6 +192,7 @@ def test_cpu_shrinks_the_run_and_says_so():
         ({"steps": 95, "data": "digits"}, 11),  # and the GPU's default of 20 before them: a tenth of 115, cut
         ({"steps": 90, "warmup_steps": 10, "data": "digits", "lr_warmup_steps": 0}, 0),
         ({"steps": 90, "warmup_steps": 10}, 10_000),  # one batch over and over: nothing to learn
+        ({"steps": 90, "warmup_steps": 10, "lr_schedule": "cosine"}, 10),  # which is to reach 0
         ({"steps": 90, "warmup_steps": 10, "lr_warmup_steps": 7}, 7),
     ],
 )

@@ -131,13 +131,15 @@ def _sizes(
 def _other_defaults(spec: ModelSpec, sized: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
     """Everything else that depends on the model or the device."""
     total = sized["steps"] + sized["warmup_steps"]
-    synthetic = sized.get("data", BenchmarkConfig.data) == "synthetic"
+    chosen = {"data": BenchmarkConfig.data, "lr_schedule": BenchmarkConfig.lr_schedule} | sized
+    # The other schedules fall to 0 at the run's end, which so long a warm-up would put off.
+    near_first_weights = chosen["data"] == "synthetic" and chosen["lr_schedule"] == "constant"
     return {
         "optimizer": spec.optimizer,
         "learning_rate": spec.learning_rate,
         "weight_decay": spec.weight_decay,
         "dropout": spec.dropout,
-        "lr_warmup_steps": SYNTHETIC_LR_WARMUP_STEPS if synthetic else int(LR_WARMUP_SHARE * total),
+        "lr_warmup_steps": SYNTHETIC_LR_WARMUP_STEPS if near_first_weights else int(LR_WARMUP_SHARE * total),
         "xla": on_gpu,
         "target_interval_percent": TARGET_INTERVAL_PERCENT if on_gpu else 0.0,
     }

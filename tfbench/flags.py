@@ -114,8 +114,9 @@ flags.DEFINE_enum("lr_schedule", "constant", LEARNING_RATE_SCHEDULES, "After the
 flags.DEFINE_integer(
     "lr_warmup_steps",
     None,
-    "Updates in which the learning rate rises. Default: a tenth of the run; with synthetic data "
-    f"{SYNTHETIC_LR_WARMUP_STEPS}, so that the weights, and with them the card's power, stay as they begin.",
+    "Updates in which the learning rate rises. Default: a tenth of the run; with synthetic data and a "
+    f"constant rate {SYNTHETIC_LR_WARMUP_STEPS}, so that the weights, and with them the card's power, stay "
+    "as they begin.",
 )
 flags.DEFINE_integer("lr_total_steps", None, "Update at which cosine and linear reach 0. Default: the last.")
 flags.DEFINE_float("weight_decay", None, "Not on norms and biases. Default: the model's.")
