@@ -2,10 +2,10 @@
 
     python experiments/values.py --model=bert_large --gpus=1
 
-A card at its power limit turns cheap values (zeros, float16's subnormals, weights that have diverged or know
-their one batch by heart) into a higher clock. The same step on weights near their first ones, as by default;
-at a full learning rate from the first update on; and with gradients that a loss scale of 1 leaves to
-underflow, or one of 1,048,576 keeps from it. Rate, clock, power and energy say what each is worth.
+A card at its power limit turns cheap values (zeros, float16's subnormals, a batch known by heart) into a
+higher clock. The same step on weights near their first ones, as by default; at a full learning rate from the
+first update on; and with gradients that a loss scale of 1 leaves to underflow, or one of 1,048,576 keeps from
+it. Rate, clock, power and energy say what each is worth.
 """
 
 from typing import Any

@@ -33,9 +33,9 @@ KERNELS = ("fused", "plain")
 # Steps that are traced one after the other: BERT-large takes 0.15 s of tracing for each.
 LONGEST_ROW = 20
 # A card at its power limit is faster or slower with the values that it computes: BERT-large on an H200 took
-# 135 ms a step, 130 after it had diverged on its one batch, and 138 near the weights it begins with. Runs on
-# synthetic data stay near those, as a real training does in its first steps: with the warm-up that BERT was
-# published with (Devlin et al., 2019).
+# 138 ms a step near the weights it begins with, and 135, then 130 further on, where it is not stable. Runs on
+# synthetic data stay near the first, as a real training does in its first steps: with the warm-up that BERT
+# was published with (Devlin et al., 2019).
 SYNTHETIC_LR_WARMUP_STEPS = 10_000
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 MAX_SEED = 2**32 - 1  # NumPy's, which Keras seeds too
