@@ -2,14 +2,16 @@
 # tfbench against PyTorch on one GPU, in turn: A B A B …; rows in race/, then the ratio of the medians, the mean of
 # the single ratios of neighbours with its 95 % interval (Student's) and how far they spread. Copy and edit.
 #   benchmarks/race.sh resnet50 1024 3
+#   benchmarks/race.sh bert_large 64 3 --seq_length=512     # flags that both sides know
 set -eu
 model=${1:-resnet50} batch=${2:-1024} rounds=${3:-3}
-here=$(dirname "$0") out=race/$model-$batch
+shift $(($# < 3 ? $# : 3))
+here=$(dirname "$0") out=race/$model-$batch$(echo "$*" | tr -d " ")
 mkdir -p "$out"
 for _ in $(seq "$rounds"); do
     python -m tfbench.train --model="$model" --gpus=1 --per_replica_batch_size="$batch" --steps=60 --windows=6 \
-        --target_interval_percent=0 --results_dir="$out"
-    python "$here/pytorch_peer.py" --model="$model" --batch="$batch" --csv="$out/peers.csv"
+        --target_interval_percent=0 --results_dir="$out" "$@"
+    python "$here/pytorch_peer.py" --model="$model" --batch="$batch" --csv="$out/peers.csv" "$@"
 done
 python - "$out" <<'PYTHON'
 import csv, statistics, sys

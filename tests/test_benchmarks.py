@@ -150,3 +150,59 @@ def test_kernel_stress_names_the_messages_that_are_not_finite(flag, said, tmp_pa
     )  # fmt: skip
     assert run.returncode == 0
     assert re.search(said, run.stdout), run.stdout + run.stderr
+
+
+class TestDue:
+    """What is due, with a stand-in for every program that it starts."""
+
+    @pytest.fixture
+    def due(self, tmp_path):
+        program = tmp_path / "bin" / "python"
+        program.parent.mkdir()
+        program.write_text(
+            '#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $*" >>"$CALLS"\ncase "$*" in *values.py*) exit 3;; esac\n'
+        )
+        program.chmod(0o755)
+        calls = tmp_path / "calls"
+
+        def run(*flags, gpus):
+            calls.write_text("")
+            variables = {"PATH": f"{program.parent}:{os.environ['PATH']}", "GPUS": gpus, "CALLS": f"{calls}"}
+            done = subprocess.run(
+                [ROOT / "benchmarks" / "due.sh", *flags],
+                env=os.environ | variables, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+            )  # fmt: skip
+            return done, calls.read_text().splitlines()
+
+        return run
+
+    def test_each_run_once_and_every_end_is_written(self, due, tmp_path):
+        done, calls = due(tmp_path / "out", "4000", gpus="2")
+        assert done.returncode == 1, done.stdout + done.stderr
+        ends = {path.parent.name: path.read_text().strip() for path in (tmp_path / "out").glob("*/exit_code")}
+        assert {name for name, code in ends.items() if code != "0"} == {
+            "values_resnet50",
+            "values_bert_large",
+        }
+        assert {call.split()[0] for call in calls} == {"0", "1", "0,1"}
+        again, calls = due(tmp_path / "out", "4000", gpus="2")
+        assert (again.returncode, calls) == (1, [])
+
+    def test_one_gpu_makes_no_run_of_two(self, due, tmp_path):
+        _, calls = due(tmp_path / "out", "4000", gpus="1")
+        assert {call.split()[0] for call in calls} == {"0"}
+
+    def test_what_does_not_fit_is_named_and_run_later(self, due, tmp_path):
+        done, calls = due(tmp_path / "out", "200", gpus="1")
+        assert done.returncode == 124
+        assert "not run for want of time: race_resnet50" in done.stdout
+        assert calls
+        assert not any("resnet50 --batch=1024" in call for call in calls)
+        _, calls = due(tmp_path / "out", "4000", gpus="1")
+        assert any("resnet50 --batch=1024" in call for call in calls)
+        assert not any("pytorch_ceilings" in call for call in calls)
+
+    def test_refuses_flags(self, due):
+        done, calls = due("--fast", gpus="1")
+        assert (done.returncode, calls) == (2, [])
+        assert "usage" in done.stderr
