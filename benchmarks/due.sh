@@ -60,6 +60,7 @@ more_resnet50() { # GPU
   run "$1" 400 xla_1024 python "$ROOT"/experiments/xla.py --model=resnet50 --gpus=1 --per_replica_batch_size=1024
   run "$1" 250 values_resnet50 python "$ROOT"/experiments/values.py --model=resnet50 --gpus=1
   run "$1" 120 bfloat16_resnet50 python -m tfbench.train --model=resnet50 --gpus=1 --precision=mixed_bfloat16
+  run "$1" 150 reduce_overhead_resnet50 python "$ROOT"/benchmarks/pytorch_peer.py --model=resnet50 --batch=1024 --compile=reduce-overhead
   run "$1" 550 max_autotune python "$ROOT"/benchmarks/pytorch_peer.py --model=resnet50 --batch=1024 --compile=max-autotune
 }
 
@@ -67,6 +68,7 @@ more_bert_large() { # GPU
   run "$1" 300 race_bert_512 "$ROOT"/benchmarks/race.sh bert_large 64 2 --seq_length=512
   run "$1" 250 values_bert_large python "$ROOT"/experiments/values.py --model=bert_large --gpus=1
   run "$1" 120 bfloat16_bert_large python -m tfbench.train --model=bert_large --gpus=1 --precision=mixed_bfloat16
+  run "$1" 150 reduce_overhead_bert_large python "$ROOT"/benchmarks/pytorch_peer.py --model=bert_large --batch=256 --compile=reduce-overhead
   run "$1" 300 batch_sizes python "$ROOT"/experiments/batch_size.py --gpus=1 --batches=32,128,512
   run "$1" 300 input_race env ONLY='^make-images$|^resnet-(synthetic$|jpeg|ram)|^input-jpeg$' BUDGET=280 \
     "$ROOT"/benchmarks/input_race.sh images 8192 1

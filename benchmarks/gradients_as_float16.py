@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfbench.models import MODELS
+from tfbench.models import MODELS, losses
 from tfbench.models.bert import BERT_LARGE_SHAPE
 from tfbench.models.bert_model import Bert
 from tfbench.models.resnet import RESNET50_SHAPE
@@ -55,8 +55,8 @@ def resnet50(args: argparse.Namespace) -> tuple[Any, Any, Any, float]:
             layer.gamma.assign(tf.fill(layer.gamma.shape, args.last_gamma))
 
     def loss() -> Any:
-        logits = model(images, training=True)
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        batch = {"image": images, "label": labels}
+        return tf.reduce_mean(losses.classification_loss(model, batch, training=True, seed=None).loss)
 
     batch = args.batch or MODELS["resnet50"].on_gpu.per_replica_batch_size
     return model, loss, recorded, args.samples / batch * (args.pixels / args.size) ** 2

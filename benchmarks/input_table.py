@@ -90,9 +90,17 @@ def training_lines(runs: dict[str, dict[str, str]], inputs: dict[str, dict[str, 
                 cell(each, ".3f", width) for each, width in zip(ratios, (12, 7, 7, 8, 7, 7), strict=True)
             )
             + cell(number(row, "input_wait_fraction"), ".3f", 9)
-            + f"  {row['status']} {row['note'][:80]}"
+            + f"  {row['status']} {unlike(row, limits[0])}{row['note'][:80]}"
         )
     return lines
+
+
+def unlike(row: dict[str, str], synthetic: dict[str, str] | None) -> str:
+    """What makes a rate beside synthetic input's one of other weights, and so perhaps of another clock."""
+    name = "lr_warmup_steps"
+    if synthetic is None or row.get(name) == synthetic.get(name):
+        return ""
+    return f"({name} {row.get(name)}, synthetic {synthetic.get(name)}) "
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ medians, their ratio and how far the rounds' ratios spread.
 matmul: random operands, four left ones and one right one; 3 s of rest, a quarter of --seconds to warm up,
 then nine windows synchronised at both edges. The figure of tfbench is the better one of TensorFlow's
 operation and XLA's.
-all_reduce: bus bandwidth over all GPUs that are visible, PyTorch by NCCL with a process for each GPU.
+all_reduce: bus bandwidth over all GPUs that are visible, PyTorch by NCCL with a process for each GPU, as many
+messages under way as tfbench.micro has. PyTorch's are zeros after the check, tfbench's are not.
 With --cpu both run tiny on the CPU, over two devices: a dry run.
 """
 
@@ -46,6 +47,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--timeout_s", type=float, default=120, help="of a side's turn")
     parser.add_argument("--cpu", action="store_true", help="dry run on the CPU")
     parser.add_argument("--side", choices=SIDES, help="internal: what this process measures")
+    parser.add_argument(
+        "--under_way", type=json.loads, help="internal: messages summed at a time, by their bytes"
+    )
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error(f"--rounds={args.rounds}: 1 or more are accepted")
@@ -102,13 +106,13 @@ def torch_all_reduce(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     world = CPU_DEVICES if args.cpu else torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(torch_rank, args=(world, folder, args.cpu), nprocs=world)
+        torch.multiprocessing.spawn(torch_rank, args=(world, folder, args.cpu, args.under_way), nprocs=world)
         with open(f"{folder}/rows", encoding="utf-8") as file:
             yield from map(json.loads, file)
 
 
-def torch_rank(rank: int, world: int, folder: str, cpu: bool) -> None:
-    """One process of the sum."""
+def torch_rank(rank: int, world: int, folder: str, cpu: bool, under_way: dict[str, int]) -> None:
+    """One process of the sum; under_way: how many messages of so many bytes are summed at a time."""
     import torch
     from torch import distributed
 
@@ -120,27 +124,33 @@ def torch_rank(rank: int, world: int, folder: str, cpu: bool) -> None:
     )
     for case, name, size in messages(cpu):
         dtype, width = SUMMED[name]
-        message = torch.full((size // width,), rank + 1.0, device=device, dtype=getattr(torch, dtype))
-        distributed.all_reduce(message)
-        wrong = float(not (message == world * (world + 1) // 2).all())
-        message.zero_()  # sums of sums would overflow; a sum's time does not depend on what is summed
+        shape, many = (size // width,), under_way[str(size)]
+        tensors = [
+            torch.full(shape, rank + 1.0, device=device, dtype=getattr(torch, dtype)) for _ in range(many)
+        ]
+        sum_all(tensors)
+        wrong = float(not all((tensor == world * (world + 1) // 2).all() for tensor in tensors))
+        for tensor in tensors:
+            tensor.zero_()  # sums of sums would overflow
         # About 25 ms on a GPU; by the size alone, so that all ranks agree.
-        calls = 5 if cpu else max(2, min(1000, round(0.025 / (20e-6 + size / 200e9))))
+        calls = 5 if cpu else max(2, min(1000, round(0.025 / (20e-6 + size / 200e9) / many)))
         times = []
         for _ in range(WINDOWS + 1):
             distributed.barrier()
-            times.append(
-                window(
-                    lambda m=message: distributed.all_reduce(m),
-                    lambda: cpu or torch.cuda.synchronize(),
-                    calls,
-                )
-            )
+            times.append(window(lambda t=tensors: sum_all(t), lambda: cpu or torch.cuda.synchronize(), calls))
         if rank == 0:
-            rate = 2 * (world - 1) / world * size * calls / statistics.median(times[1:]) / 1e9
+            rate = 2 * (world - 1) / world * size * many * calls / statistics.median(times[1:]) / 1e9
             with open(f"{folder}/rows", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"case": case, "rate": rate, "unit": "GB/s", "error": wrong}) + "\n")
     distributed.destroy_process_group()
+
+
+def sum_all(tensors: list[Any]) -> None:
+    """Sum each over the processes, none waiting for another on the host."""
+    from torch import distributed
+
+    for handle in [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        handle.wait()
 
 
 def tfbench_matmul(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -207,8 +217,13 @@ def turn(args: argparse.Namespace, side: str) -> list[dict[str, Any]]:
         RuntimeError: it failed or took too long.
     """
     python = args.torch_python if side == "torch" else sys.executable
-    command = [python, os.path.abspath(__file__), args.what, f"--side={side}", f"--size={args.size}",
-               f"--seconds={args.seconds}", *(["--cpu"] if args.cpu else [])]  # fmt: skip
+    from tfbench.microbench import all_reduce
+
+    under_way = json.dumps({size: all_reduce.in_flight(size) for size in SIZES})
+    command = [
+        python, os.path.abspath(__file__), args.what, f"--side={side}", f"--size={args.size}",
+        f"--seconds={args.seconds}", f"--under_way={under_way}", *(["--cpu"] if args.cpu else []),
+    ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout_s, check=False)
     except subprocess.TimeoutExpired:

@@ -100,6 +100,12 @@ class TestInputTable:
         assert cells["resnet-synthetic"] == ["1.000", *"-----", "0.500", "ok"]
         assert cells["resnet-raw"] == [*"------", "0.500", "ok"]
 
+    def test_an_unlike_warm_up_is_named(self):
+        synthetic, real = ({"lr_warmup_steps": steps} for steps in ("10000", "25"))
+        table = script("input_table")
+        assert "25" in table.unlike(real, synthetic)
+        assert table.unlike(synthetic, synthetic) == table.unlike(real, None) == ""
+
 
 class TestMergeTuning:
     def file(self, path, *results):
