@@ -203,9 +203,9 @@ class TestDue:
         assert done.returncode == 124
         assert "not run for want of time: race_resnet50" in done.stdout
         assert calls
-        assert not any("resnet50 --batch=1024" in call for call in calls)
+        assert not any("race/resnet50-1024" in call for call in calls)
         _, calls = due(tmp_path / "out", "4000", gpus="1")
-        assert any("resnet50 --batch=1024" in call for call in calls)
+        assert any("race/resnet50-1024" in call for call in calls)
         assert not any("pytorch_ceilings" in call for call in calls)
 
     def test_refuses_flags(self, due):
