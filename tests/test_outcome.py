@@ -45,6 +45,7 @@ CASES = [
         tensorflow_error("InternalError", "no kernel image is available for execution on the device"),
         "unsupported_gpu",
     ),
+    (tensorflow_error("ResourceExhaustedError", "out/events; No space left on device"), "failed"),
     (ValueError("shapes do not match"), "failed"),
     (tensorflow_error("InvalidArgumentError", "label out of range"), "failed"),
     (RuntimeError(), "failed"),

@@ -1,6 +1,7 @@
 """The parts of a sweep that need no process: points, what is missing, limits, rows of the dead, progress."""
 
 import datetime
+import errno
 import io
 import re
 import signal
@@ -10,6 +11,7 @@ from absl import flags
 from rich.console import Console
 from run_helpers import gpu, machine
 
+from tfbench import records
 from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.display import Display
 from tfbench.hardware import environment
@@ -323,6 +325,19 @@ def test_two_sweeps_in_one_folder(tmp_path, monkeypatch):
     work = sweep_of(config)
     with loop.folder(tmp_path), pytest.raises(ConfigError, match="another sweep is at work"):
         loop.sweep(work, Display(Console(file=io.StringIO())))
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_sweep(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(loop, "TRAINER", ("false",))  # a run without a row: the sweep writes one
+    monkeypatch.setattr(records, "append", full)
+    config = BenchmarkConfig(model="resnet_tiny", image_size=32, results_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"^--results_dir={tmp_path}: .*No space left on device"):
+        loop.sweep(sweep_of(config), Display(Console(file=io.StringIO())))
+    with pytest.raises(BlockingIOError), loop.folder(tmp_path):  # of anything else nothing is guessed
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
 
 
 def test_results_of_another_schema(tmp_path):

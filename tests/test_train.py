@@ -271,13 +271,14 @@ class TestCtrlC:
 # Several runs in one process, each of which something ends. Prints {name: {"status", "output"}}.
 ENDINGS = """
 import contextlib, dataclasses, io, itertools, json
+from pathlib import Path
 from unittest import mock
 
 import tensorflow as tf
 from rich.console import Console
 
-from tfbench import devices, runner, stages, step
-from tfbench.config import BenchmarkConfig
+from tfbench import devices, journal, records, runner, stages, step
+from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.data import DATASETS, synthetic_batch
 from tfbench.display import Display
 
@@ -293,8 +294,11 @@ def run(name, *patches, **choices):
         for patch in patches:
             stack.enter_context(patch)
         config = BenchmarkConfig(**SMALL | choices | {"results_dir": name})
-        record = runner.run(config, Display(Console(file=output, width=300)))
-    ends[name] = {"status": record.status, "output": output.getvalue()}
+        try:
+            status = runner.run(config, Display(Console(file=output, width=300))).status
+        except ConfigError as error:
+            status = f"{error}"
+    ends[name] = {"status": status, "output": output.getvalue()}
 
 def twelve_steps_of_data(config, spec, shard):
     # Two replicas × (2 untimed steps + 2 windows of 4 + half of the third).
@@ -330,6 +334,14 @@ run("retraced", mock.patch.object(step.HostLoop, "num_traces", traces), cpu_repl
 
 full = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor by allocator GPU_0_bfc")
 run("oom", mock.patch.object(stages, "build", side_effect=full))
+
+log_to = journal._log_to
+run(
+    "full_disk",
+    mock.patch.object(records, "append", side_effect=OSError(28, "No space left on device")),
+    mock.patch.object(journal, "_log_to", lambda path: log_to(Path("/dev/full"))),
+    cpu_replicas=1,
+)
 
 # More than TensorFlow sees, asked for in code, where no flag is checked against the driver.
 run("too_many_gpus", cpu_replicas=1, gpus=2)
@@ -427,6 +439,16 @@ class TestEndings:
         output = endings[0][name]["output"]
         assert output.count(words) == 1
         assert "Traceback" not in output
+
+    def test_a_full_disk_does_not_cost_the_result(self, endings, tmp_path):
+        full = "[Errno 28] No space left on device"
+        ended = endings[0]["full_disk"]
+        assert ended["status"] == f"--results_dir=full_disk: not written: runs.csv: {full}; train.log: {full}"
+        table, _, row = ended["output"].partition("the row, as a results file:\n")
+        assert "resnet_tiny, ok" in table
+        (tmp_path / "runs.csv").write_text(row.rstrip("\n") + "\n")
+        assert only_row(tmp_path).status == "ok"
+        assert only_row(tmp_path).samples_per_sec > 0
 
     def test_traceback_is_in_the_log(self, endings):
         log = (run_folder(endings[1] / "oom") / "train.log").read_text()

@@ -9,6 +9,7 @@ import logging
 import os
 import shlex
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,17 +75,18 @@ class Journal:
         results_dir = Path(config.results_dir)
         self.rows_path = results_dir / "runs.csv"
         self.folder = results_dir / self.run_id
+        self.unwritten: list[str] = []  # by `close`: what could not be, and why
         try:
             self.folder.mkdir(parents=True)
             records.check_appendable(self.rows_path)
             self.earlier_rows = records.read(self.rows_path) if self.rows_path.exists() else []
             with open(self.rows_path, "a", encoding="utf-8"):
                 pass  # so that a row that cannot be written is known now and not after the run
+            self._write("flags.txt", "\n".join(to_flags(config)) + "\n")
+            self._handler = _log_to(self.folder / "train.log")
         except (OSError, records.SchemaError) as error:
             _remove_if_empty(self.folder)
             raise ConfigError("results_dir", config.results_dir, f"cannot be used: {error}") from error
-        self._handler = _log_to(self.folder / "train.log")
-        self._write("flags.txt", "\n".join(to_flags(config)) + "\n")
 
     def write_system(self, description: dict[str, Any]) -> None:
         """The machine and its software, as system.json."""
@@ -95,15 +97,31 @@ class Journal:
         identify(record, self.config, self.run_id, self.started)
 
     def close(self, record: RunRecord, observed: Observed) -> None:
-        """Write what was seen, the row first, and end the log. Ctrl-C waits until it is done."""
+        """Write what was seen, the row first, and end the log. Ctrl-C waits until it is done.
+
+        What a full disk keeps from being written is in `unwritten`: the result can still be shown.
+        """
         with _undisturbed():
-            records.append(self.rows_path, record)
-            log.info("row written: %s", record.status)
-            write_windows_csv(self.folder / "windows.csv", observed.windows, observed.losses)
-            write_telemetry_csv(self.folder / "telemetry.csv", observed.telemetry)
+            with self._noting("runs.csv"):
+                records.append(self.rows_path, record)
+                log.info("row written: %s", record.status)
+            with self._noting("windows.csv"):
+                write_windows_csv(self.folder / "windows.csv", observed.windows, observed.losses)
+            with self._noting("telemetry.csv"):
+                write_telemetry_csv(self.folder / "telemetry.csv", observed.telemetry)
         faulthandler.enable()
         log.removeHandler(self._handler)
-        self._handler.close()
+        with self._noting("train.log"):
+            self._handler.close()
+            if self._handler.error is not None:
+                raise self._handler.error
+
+    @contextlib.contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.unwritten.append(f"{name}: {error}")
 
     def _write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text, encoding="utf-8")
@@ -145,9 +163,22 @@ def _undisturbed() -> Iterator[None]:
         signal.raise_signal(got)
 
 
-def _log_to(path: Path) -> logging.Handler:
+class _LogFile(logging.FileHandler):
+    """Keeps the first error of writing, where logging would print a traceback for every line."""
+
+    error: OSError | None = None
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self.error = self.error or error
+        else:
+            super().handleError(record)
+
+
+def _log_to(path: Path) -> _LogFile:
     """Every message of tfbench, and a dump of all stacks on a crash, into a file."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

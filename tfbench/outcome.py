@@ -1,6 +1,8 @@
 """How a run ended: an exception's status and the sentence for the row. TensorFlow-free."""
 
+import errno
 import logging
+import os
 import re
 
 STATUSES = (
@@ -37,6 +39,8 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "interrupted", "stopped by the user"
     if isinstance(error, MemoryError):
         return "host_oom", "the host has no memory left"
+    if os.strerror(errno.ENOSPC) in text:  # for TensorFlow a resource that is exhausted, as memory is
+        return "failed", f"the disk is full: {_first_lines(text)}"
     if _HOST_ALLOCATOR.search(text):
         return "host_oom", f"out of host memory; a smaller batch may fit: {_first_lines(text)}"
     if name == "ResourceExhaustedError" or _OUT_OF_MEMORY.search(text):

@@ -425,6 +425,11 @@ def _to_line(record: RunRecord) -> bytes:
     return text.getvalue().encode()
 
 
+def as_csv(record: RunRecord) -> str:
+    """The text of a results file with this one row."""
+    return (_HEADER + _to_line(record)).decode()
+
+
 def _to_cell(kind: type, value: Any) -> str:
     """One value as text, without loss for numbers; None is empty."""
     if value is None:

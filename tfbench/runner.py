@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tfbench import devices, outcome, precision, stages, summary
-from tfbench.config import BenchmarkConfig
+from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.curves import Curves
 from tfbench.display import Display
 from tfbench.journal import Journal, Observed
@@ -30,7 +30,8 @@ def run(
         The row as written. Whatever ended the run is its `status`.
 
     Raises:
-        ConfigError: the results folder cannot be used. Nothing else is raised.
+        ConfigError: the results folder cannot be used, or could not be at the end, when the disk was full:
+            the result has been shown then, with its row as CSV. Nothing else is raised.
     """
     display = display or Display()
     journal, observed, record = Journal(config), Observed(), RunRecord(status="failed")
@@ -65,6 +66,8 @@ def run(
             afterwards(training, observed)
         record.status = "ok" if observed.iterations else "no_update"
     stages.show(record, observed, journal, display)
+    if journal.unwritten:
+        raise ConfigError("results_dir", config.results_dir, f"not written: {'; '.join(journal.unwritten)}")
     return record
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tfbench import devices, outcome, summary
+from tfbench import devices, outcome, records, summary
 from tfbench.compile_cache import CompileCache, open_cache
 from tfbench.config import BenchmarkConfig
 from tfbench.curves import Curves
@@ -290,7 +290,10 @@ def show(record: RunRecord, observed: Observed, journal: Journal, display: Displ
         display.table(f"a step of {observed.parts.step.ms:.2f} ms", summary.parts_table(observed.parts))
         for finding in summary.findings(record, observed.parts):
             display.say(f"{finding.verdict}: {finding.because}. Next: {finding.next_step}.")
-    display.say(f"row: {journal.rows_path}   run: {journal.folder}")
+    if journal.unwritten:
+        display.say(f"the row, as a results file:\n{records.as_csv(record)}")
+    else:
+        display.say(f"row: {journal.rows_path}   run: {journal.folder}")
     if journal.config.tensorboard and record.windows:
         display.say(f"curves: tensorboard --logdir {journal.config.results_dir}")
     if record.status == "ok" and record.num_gpus and record.num_gpus > 1 and not record.baseline_run_id:

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import errno
 import fcntl
 import itertools
 import os
@@ -195,7 +196,7 @@ def folder(results_dir: Path) -> Iterator[int]:
     Children inherit it, so that it is free only when the last process of a killed sweep has ended.
 
     Raises:
-        ConfigError: it cannot be written, or another sweep is at work in it.
+        ConfigError: it cannot be written, now or within the block, or another sweep is at work in it.
     """
     try:
         (results_dir / "sweep_logs").mkdir(parents=True, exist_ok=True)
@@ -209,6 +210,14 @@ def folder(results_dir: Path) -> Iterator[int]:
                 raise ConfigError("results_dir", results_dir, "another sweep is at work in this folder")
             time.sleep(child.POLL_S)
         yield lock
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigError(
+            "results_dir",
+            results_dir,
+            f"cannot be written: {error}; the same command goes on with what is missing",
+        ) from error
     finally:
         os.close(lock)
 
