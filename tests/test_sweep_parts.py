@@ -2,9 +2,12 @@
 
 import datetime
 import errno
+import functools
 import io
+import os
 import re
 import signal
+import time
 
 import pytest
 from absl import flags
@@ -16,9 +19,10 @@ from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.display import Display
 from tfbench.hardware import environment
 from tfbench.records import RunRecord
-from tfbench.sweeping import child, loop, matrix, plan, postmortem, progress
+from tfbench.sweeping import batch_search, child, loop, matrix, plan, postmortem, progress
 from tfbench.sweeping.child import Ended, Launch, Limits, Watchdog
 from tfbench.sweeping.matrix import Point
+from tfbench.sweeping.stopping import StopRequests
 
 BASE = {"model": "resnet_tiny", "gpus": 0}
 
@@ -323,8 +327,21 @@ def test_two_sweeps_in_one_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "LOCK_WAIT_S", 0.0)
     config = BenchmarkConfig(model="resnet_tiny", image_size=32, results_dir=str(tmp_path))
     work = sweep_of(config)
-    with loop.folder(tmp_path), pytest.raises(ConfigError, match="another sweep is at work"):
+    with loop.folder(tmp_path, StopRequests()), pytest.raises(ConfigError, match="another sweep is at work"):
         loop.sweep(work, Display(Console(file=io.StringIO())))
+
+
+@pytest.mark.parametrize("search", [loop.sweep, functools.partial(batch_search.search, most=8)])
+def test_ctrl_c_ends_the_wait_for_another_sweep(tmp_path, search, monkeypatch):
+    def stop(_):
+        os.kill(os.getpid(), signal.SIGTERM)  # as Ctrl-C, which a job in the background ignores
+
+    monkeypatch.setattr(loop, "LOCK_WAIT_S", 60.0)
+    monkeypatch.setattr(time, "sleep", stop)
+    work = sweep_of(BenchmarkConfig(model="resnet_tiny", image_size=32, results_dir=str(tmp_path)))
+    display = Display(Console(file=io.StringIO()))
+    with loop.folder(tmp_path, StopRequests()), pytest.raises(ConfigError, match="another sweep is at work"):
+        search(work, display=display)
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_sweep(tmp_path, monkeypatch):
@@ -336,7 +353,10 @@ def test_a_disk_that_is_full_in_the_middle_of_a_sweep(tmp_path, monkeypatch):
     config = BenchmarkConfig(model="resnet_tiny", image_size=32, results_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=f"^--results_dir={tmp_path}: .*No space left on device"):
         loop.sweep(sweep_of(config), Display(Console(file=io.StringIO())))
-    with pytest.raises(BlockingIOError), loop.folder(tmp_path):  # of anything else nothing is guessed
+    with (
+        pytest.raises(BlockingIOError),
+        loop.folder(tmp_path, StopRequests()),
+    ):  # of anything else nothing is guessed
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
 

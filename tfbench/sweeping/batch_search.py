@@ -99,7 +99,7 @@ def search(work: loop.Sweep, most: int | None, display: Display) -> int:
     """
     found: list[tuple[str, str, str]] = []
     good = 0
-    with loop.folder(work.results_dir) as lock, StopRequests() as stop:
+    with StopRequests() as stop, loop.folder(work.results_dir, stop) as lock:
         for point in work.points:
             each = Search(point, most)
             complaint = _search_point(each, work, lock, stop, display)

@@ -42,6 +42,7 @@ class Sweep:
     retry: str = "failed"  # a name in plan.RETRIES
     limits: Limits = dataclasses.field(default_factory=Limits)
     parallel: int | None = 1  # runs side by side at most; None: one on each GPU
+    trainer: Sequence[str] | None = None  # what is run with a point's flags; None: TRAINER
 
     @property
     def results_dir(self) -> Path:
@@ -62,8 +63,13 @@ class Sweep:
             raise ConfigError("results_dir", self.results_dir, f"cannot be used: {error}") from error
 
 
-def sweep(work: Sweep, display: Display) -> int:
+def sweep(work: Sweep, display: Display, stop: StopRequests | None = None) -> int:
     """Run what is missing.
+
+    Args:
+        work: what to run.
+        display: where to show it.
+        stop: the user's requests, where somebody counts them already.
 
     Returns:
         0 where every point has its ok rows, 1 where some of them are there, 2 where none is.
@@ -71,7 +77,8 @@ def sweep(work: Sweep, display: Display) -> int:
     Raises:
         ConfigError: the results folder cannot be used, or another sweep is at work in it.
     """
-    with folder(work.results_dir) as lock, StopRequests() as stop:
+    counting = contextlib.nullcontext(stop) if stop else StopRequests()
+    with counting as stop, folder(work.results_dir, stop) as lock:
         tries = plan.missing(work.tries, work.rows(), work.retry)
         batches = _batches(tries, work)
         total = len(work.tries)
@@ -163,7 +170,7 @@ def run_point(
     config = point.config
     now = datetime.datetime.now(datetime.UTC)
     output = work.results_dir / "sweep_logs" / f"{now:%Y%m%d-%H%M%S-%f}-{config.run_key[:6]}.log"
-    command = [*TRAINER, *to_flags(config)]
+    command = [*(work.trainer or TRAINER), *to_flags(config)]
     ended = yield from child.run(command, config, output, lock, work.limits, stop, place)
     own = [row for row in work.rows() if ended.launch.is_own(row.run_id)]
     if own:
@@ -190,8 +197,10 @@ def run_alone(point: Point, work: Sweep, lock: int, stop: StopRequests) -> RunRe
 
 
 @contextlib.contextmanager
-def folder(results_dir: Path) -> Iterator[int]:
+def folder(results_dir: Path, stop: StopRequests) -> Iterator[int]:
     """The results folder, for one sweep at a time: the lock's file descriptor.
+
+    A wish to stop ends the wait for another sweep.
 
     Children inherit it, so that it is free only when the last process of a killed sweep has ended.
 
@@ -206,7 +215,7 @@ def folder(results_dir: Path) -> Iterator[int]:
     try:
         deadline_s = time.monotonic() + LOCK_WAIT_S
         while not _locked(lock):
-            if time.monotonic() > deadline_s:
+            if stop.count or time.monotonic() > deadline_s:
                 raise ConfigError("results_dir", results_dir, "another sweep is at work in this folder")
             time.sleep(child.POLL_S)
         yield lock
