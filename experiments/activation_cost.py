@@ -56,7 +56,7 @@ def step_rate(activation: Callable[[Any], Any], tokens: int, hidden: int, dtype:
     return study.timed(lambda: step(*inputs))
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Time every activation, compare with ReLU."""
     experiment = study.Experiment("activation_cost", ON_GPU, ON_CPU)
     capability = experiment.machine.gpus[0].compute_capability if experiment.on_gpu else None
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
     study.draw_bars(axes, "time, ReLU = 1", costs)
     dearest = max(costs, key=lambda each: costs[each].value)
     answer = f"The dearest, {dearest}, makes the perceptron take {study.spoken(costs[dearest])} ReLU's time."
-    experiment.finish(HEADER, lines, answer, figure)
+    return experiment.finish(HEADER, lines, answer, figure)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def sum_rate(devices: list[str], algorithm: Any, message_bytes: float, dtype: st
     return study.timed(lambda: run(*messages), windows=5)
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Time every algorithm at every size and wire precision."""
     experiment = study.Experiment("all_reduce", ON_GPU, ON_CPU)
     devices = experiment.open_devices(CPU_REPLICAS)
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> None:
         if best
         else ""
     )
-    experiment.finish(HEADER, lines, answer or "Nothing ran: see the statuses.", figure)
+    return experiment.finish(HEADER, lines, answer or "Nothing ran: see the statuses.", figure)
 
 
 if __name__ == "__main__":

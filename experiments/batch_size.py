@@ -19,7 +19,7 @@ SINGLE = flags.DEFINE_enum("single", None, ["fp32", "tf32"], "Compared with. Def
 MIXED = flags.DEFINE_enum("mixed", "mixed_float16", ["mixed_float16", "mixed_bfloat16"], "What may pay.")
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Run both precisions at every batch, compare, answer."""
     experiment = study.Experiment("batch_size", ON_GPU, ON_CPU)
     single = SINGLE.value or ("tf32" if experiment.on_gpu else "fp32")
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         gain, "samples a replica sees in a step", "ratio", {f"{MIXED.value} ÷ {single}": list(ratios.items())}
     )
     gain.axhline(1, color="0.5", linestyle="--")
-    experiment.finish(HEADER, lines, answer(ratios, single, MIXED.value), figure)
+    return experiment.finish(HEADER, lines, answer(ratios, single, MIXED.value), figure)
 
 
 def answer(ratios: dict[int, study.Estimate | None], single: str, mixed: str) -> str:

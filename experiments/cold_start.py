@@ -17,7 +17,7 @@ ON_CPU = {"model": "resnet_tiny", "xla": True, "per_replica_batch_size": 8, **st
 HEADER = ("start", "status", "cache", "to the first step, s", "of it compiling, s", "ratio to the first")
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Run twice, compare, answer."""
     experiment = study.Experiment("cold_start", ON_GPU, ON_CPU, own_folder=True)
     caches = os.path.abspath(experiment.folder / "caches")
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
             f"the second ({good[1].cache_state or 'no cache'}) {second_s:.1f} s: "
             f"{second_s / first_s:.2f} times; one pair of starts, so without an interval."
         )
-    experiment.finish(HEADER, lines, answer, figure)
+    return experiment.finish(HEADER, lines, answer, figure)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,9 @@ def published(model: str, seq_length: int | None) -> list[tuple]:
     ]  # fmt: skip
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Read, rank, answer."""
+    study.refuse_flags_of_runs("reuse")
     experiment = study.Experiment("gpu_generations", {}, {}, reuse=[OWN])
     model, seq_length = experiment.choices["model"], experiment.choices["seq_length"]
     if MODELS[model].kind == "text":
@@ -78,7 +79,7 @@ def main(argv: list[str]) -> None:
         bar.set_facecolor(study.COLOURS[0] if line[2] != "published" else "0.5")
     top, others = lines[0], len(lines) - len(own)
     answer = f"First of {len(own)} measured and {others} published is {top[1]} × {top[0]} ({top[2]})."
-    experiment.finish(HEADER, lines, answer, figure)
+    return experiment.finish(HEADER, lines, answer, figure)
 
 
 if __name__ == "__main__":

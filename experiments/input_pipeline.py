@@ -72,7 +72,7 @@ def pipelines(paths: list[str], batch: int, size: int) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Time every pipeline before the same consumer."""
     experiment = study.Experiment("input_pipeline", ON_GPU, ON_CPU)
     batch, size, windows = (experiment.choices[name] for name in ON_CPU)
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
         axes.axvline(batch / step_s, color="0.3", linestyle="--")
     best = max((name for name in rates if name.startswith("+")), key=lambda name: rates[name].value)
     ratio = study.spoken(rates[best].over(rates[FIRST]))
-    experiment.finish(
+    return experiment.finish(
         HEADER, lines, f"With all up to '{best}' images come at {ratio} the first rate.", figure
     )
 

@@ -8,14 +8,12 @@
 """
 
 import csv
-import gc
 import pathlib
 import statistics as stdlib_statistics
-import sys
 
-from absl import app, flags
+from absl import flags
 
-from tfbench import device_trace, devices
+from tfbench import device_trace, devices, study
 from tfbench.config import BenchmarkConfig
 from tfbench.defaults import complete
 from tfbench.display import Display
@@ -67,6 +65,7 @@ def traced_ratio(config: BenchmarkConfig, training: Training, folder: pathlib.Pa
 
 def main(argv: list[str]) -> int:
     """Run, check, print, and write measurement_truth.csv into the results folder."""
+    study.refuse_flags_of_runs()
     display, found = Display(), {}
     config, _ = complete(choices_from_flags(), this_machine())
 
@@ -94,9 +93,8 @@ def main(argv: list[str]) -> int:
             for name, value, low, high in rows
         ],
     )
-    gc.collect()  # TensorFlow waits for an input iterator that lives until the interpreter ends
-    return 0 if record.status == "ok" else 1
+    return {"ok": 0, "interrupted": study.EXIT_INTERRUPTED}.get(record.status, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(app.run(main))
+    study.start(main)

@@ -89,6 +89,7 @@ def train(config: BenchmarkConfig, row: records.RunRecord) -> None:
             with timer.window() as counted:
                 losses += [step(images, labels) for _ in range(steps)]
                 counted.add(steps, steps * config.global_batch_size)
+            print(f"window {len(timer.windows)} of {config.windows}", flush=True)  # a sign of life
     row.num_params = sum(v.shape.num_elements() for v in model.trainable_variables)
     row.samples_per_sec = statistics.samples_per_sec(timer.windows)
     row.samples_per_sec_low, row.samples_per_sec_high = statistics.rate_interval(timer.windows) or (
@@ -100,8 +101,9 @@ def train(config: BenchmarkConfig, row: records.RunRecord) -> None:
     row.loss_first, row.loss_last, row.status = float(losses[0]), float(losses[-1]), "ok"
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """One run, one row."""
+    study.refuse_flags_of_runs()
     config, _ = complete(tfbench.flags.choices_from_flags(), this_machine())
     if config.model not in SHAPES or config.num_replicas > 1:
         raise ConfigError("model", config.model, f"one of {', '.join(SHAPES)}, on one GPU or the CPU")
@@ -130,6 +132,7 @@ def main(argv: list[str]) -> None:
         raise
     finally:
         records.append(Path(config.results_dir) / "runs.csv", row)
+    return 0
 
 
 if __name__ == "__main__":

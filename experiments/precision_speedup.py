@@ -16,7 +16,7 @@ HEADER = ("precision", "status", "samples/s", "to fp32", "memory, GiB", "J per s
 MEANS = {"peak memory, GiB": "peak_memory_gib", "energy, J per sample": "energy_j_per_sample"}
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Run, compare with fp32, answer."""
     experiment = study.Experiment("precision_speedup", ON_GPU, ON_CPU)
     rows = experiment.rows({name: {"precision": name} for name in PRECISIONS})
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     answer = (
         f"The fastest of the others, {best}, is {study.spoken(known[best])} as fast as fp32." if best else ""
     )
-    experiment.finish(HEADER, lines, answer or "Nothing to compare: see the statuses.", figure)
+    return experiment.finish(HEADER, lines, answer or "Nothing to compare: see the statuses.", figure)
 
 
 if __name__ == "__main__":

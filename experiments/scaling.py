@@ -89,7 +89,7 @@ def draw(axes: Any, shares: dict[Spot, Estimate | None]) -> None:
     axes.legend(frameon=False)
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Run every number of replicas, compare with one, answer."""
     experiment = study.Experiment("scaling", ON_GPU, ON_CPU)
     points = points_of(experiment)
@@ -114,7 +114,9 @@ def main(argv: list[str]) -> None:
         for spot in {spot[:2]: spot for spot in known}.values()  # of each the most replicas, at their best
     )
     on_cpu = "" if experiment.on_gpu else " Replicas on a CPU share its cores: this says nothing of GPUs."
-    experiment.finish(HEADER, lines, f"{answer or 'Nothing to compare: see the statuses'}.{on_cpu}", figure)
+    return experiment.finish(
+        HEADER, lines, f"{answer or 'Nothing to compare: see the statuses'}.{on_cpu}", figure
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def product_rate(side: int, dtype: str, xla: bool) -> study.Estimate:
     return study.timed(lambda: run(left, right)).times(PRODUCTS * 2 * side**3 / 1e12)
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Time every side, compare with its power of two."""
     experiment = study.Experiment("tensor_core_shapes", ON_GPU, {})
     capability = experiment.machine.gpus[0].compute_capability if experiment.on_gpu else None
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
         if ratios[worst].value < 1
         else "No side is slower than its power of two."
     )
-    experiment.finish(HEADER, lines, answer, figure)
+    return experiment.finish(HEADER, lines, answer, figure)
 
 
 if __name__ == "__main__":

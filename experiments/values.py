@@ -41,7 +41,7 @@ def points_of(precision: str) -> dict[str, dict[str, Any]]:
     return points
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Run, compare with the default, answer."""
     experiment = study.Experiment("values", ON_GPU, ON_CPU)
     rows = experiment.rows(points_of(experiment.choices["precision"]))
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         far = max(others, key=lambda name: abs(others[name].value - 1))
         answer = f"What differs most, {far}, trains {study.spoken(others[far])} as fast as {DEFAULT}."
     on_cpu = "" if experiment.on_gpu else " A CPU is seldom at its power limit."
-    experiment.finish(HEADER, lines, answer + on_cpu, figure)
+    return experiment.finish(HEADER, lines, answer + on_cpu, figure)
 
 
 if __name__ == "__main__":

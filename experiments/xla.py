@@ -6,23 +6,21 @@ Keras' layers and optimizer (plain_keras.py) without XLA, as under tf.distribute
 on one GPU; then tfbench: fused batch norm without XLA, XLA, XLA with a loop over steps on the host's side.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tfbench import records, study
-from tfbench.config import ConfigError
-from tfbench.defaults import complete
-from tfbench.flags import to_flags
+from tfbench import study
 
 ON_GPU = {"model": "resnet50", "gpus": "1", "precision": "mixed_float16", **study.GPU_STEPS}
 ON_CPU = {"model": "resnet_tiny", "precision": "fp32", "per_replica_batch_size": 8, **study.CPU_STEPS}
 ON_CPU |= {"steps": 50, "windows": 5}  # a window holds a call of 10
 HEADER = ("training", "status", "samples/s", "to Keras as it comes", "memory, GiB")
-TAG = "plain_keras"
+KERAS = Path(__file__).with_name("plain_keras.py")
 AS_IT_COMES = "Keras as it comes"
-PLAIN: dict[str, dict[str, Any]] = {AS_IT_COMES: {"xla": False}, "Keras, XLA": {"xla": True}}
+PLAIN: dict[str, dict[str, Any]] = {
+    AS_IT_COMES: {"xla": False, "steps_per_loop": 1, "tag": KERAS.stem},
+    "Keras, XLA": {"xla": True, "steps_per_loop": 1, "tag": KERAS.stem},
+}
 OURS: dict[str, dict[str, Any]] = {
     "tfbench, no XLA": {"xla": False, "steps_per_loop": 1},
     "tfbench, XLA": {"xla": True, "steps_per_loop": 1},
@@ -30,39 +28,12 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
-def plain_rows(experiment: study.Experiment, name: str) -> list[records.RunRecord]:
-    """Of one training with Keras' own parts: in its own process, unless it has a good row already."""
-    choices = PLAIN[name] | {"steps_per_loop": 1, "tag": TAG}
-    if experiment.reused:
-        return experiment.found(choices)
-    folder = experiment.folder / TAG
-    try:
-        choices = experiment.choices | choices | {"results_dir": f"{folder}"}
-        config, _ = complete(choices, experiment.machine)
-    except ConfigError as error:
-        experiment.display.warn(f"{name} is left out: {error}")
-        return []
-
-    def rows() -> list[records.RunRecord]:
-        known = records.read(folder / "runs.csv") if (folder / "runs.csv").exists() else []
-        return [row for row in known if row.run_key == config.run_key]
-
-    if study.status_of(rows()) != "ok":
-        experiment.display.say(f"now {name}")
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / f"{config.run_key}.log", "ab") as log:
-            script = Path(__file__).with_name("plain_keras.py")
-            command = [sys.executable, script, *to_flags(config)]
-            subprocess.run(command, stdout=log, stderr=log, check=False)  # its row says how it ended
-    return rows()
-
-
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Run the ladder, compare with its lowest step, answer."""
     experiment = study.Experiment("xla", ON_GPU, ON_CPU)
-    rows = {name: plain_rows(experiment, name) for name in study.only(PLAIN)}
     tag = {"tag": experiment.choices["tag"]}  # tells reused rows of tfbench from those of plain Keras
-    rows |= experiment.rows({name: choices | tag for name, choices in OURS.items()})
+    ours = {name: choices | tag for name, choices in OURS.items()}
+    rows = experiment.rows(PLAIN | ours, programs=dict.fromkeys(PLAIN, KERAS))
     rates = {name: study.rate_of(own) for name, own in rows.items()}
     ratios = {name: rate and rate.over(rates.get(AS_IT_COMES)) for name, rate in rates.items()}
     lines = [
@@ -83,7 +54,7 @@ def main(argv: list[str]) -> None:
     if faster is None:
         answer = f"{default} and {AS_IT_COMES} did not both run: nothing to compare."
     on_cpu = "" if experiment.on_gpu else " A small net on a CPU says nothing of GPUs."
-    experiment.finish(HEADER, lines, answer + on_cpu, figure)
+    return experiment.finish(HEADER, lines, answer + on_cpu, figure)
 
 
 if __name__ == "__main__":

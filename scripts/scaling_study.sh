@@ -13,7 +13,7 @@
 # programs are not compiled yet, 54 and 62 s later. On eight GPUs there are 40 runs of each model, about two and a half
 # hours; the first stage is 25 minutes of them.
 #
-# Exit code: 0 all was run, 124 the time was over, 2 flags refused.
+# Exit code: 0 all was run, 124 the time was over, 2 flags refused or no run of a model ended ok.
 set -euo pipefail
 trap 'exit 130' INT TERM # the run ends first
 if [[ $# -eq 0 || $1 == -* || ! ${2:-1} =~ ^[0-9]+$ ]]; then
@@ -26,6 +26,7 @@ python=${TFBENCH_VENV:-.venv}/bin/python
 shift $(($# < 2 ? $# : 2))
 grace_s=70 # that an interrupted run gets to write its row, as it cannot while it compiles
 least_s=20 # nothing is begun with less
+worst=0
 models=("resnet50 80" "bert_large 115") # seconds of a run, for the estimate
 # Modes, precisions, collectives: each stage holds the one before.
 stages=(
@@ -47,7 +48,9 @@ in_time() { # COMMAND…, ended when the time is over, and the script with it
     echo "The time is over: the same command goes on with what is missing."
     exit 124
   fi
-  if [[ $code -gt 1 ]]; then exit "$code"; fi # 1: a case of the micro-benchmark failed, as its table says
+  # 1: some runs, or cases of the micro-benchmark, failed, as the table says; 2: all, and other models go on.
+  if [[ $code -gt 2 ]]; then exit "$code"; fi
+  if [[ $code -gt worst ]]; then worst=$code; fi
 }
 
 scaling() { # MODEL STAGE flag…
@@ -59,6 +62,7 @@ scaling() { # MODEL STAGE flag…
 
 for each in "${models[@]}"; do
   scaling "${each% *}" "${stages[-1]}" "$@" --plan_s="${each#* }"
+  if [[ $worst -eq 2 ]]; then exit 2; fi # refused
 done
 for stage in "${stages[@]}"; do
   for each in "${models[@]}"; do
@@ -69,3 +73,4 @@ for stage in "${stages[@]}"; do
     touch "$folder/all_reduce.done"
   fi
 done
+exit $((worst == 2 ? 2 : 0))

@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import math
 import re
+import sys
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from tfbench import records, study
 from tfbench.config import ConfigError
 from tfbench.records import RunRecord
 from tfbench.study import Estimate
+from tfbench.sweeping import loop
 
 # Of every training: all points that measure the same share a row.
 TINY = (
@@ -33,12 +35,12 @@ def experiment(name):
     return module
 
 
-def ask(name, folder, *arguments, in_folder=""):
+def ask(name, folder, *arguments, in_folder="", code=0):
     """Run an experiment in this process; the lines of its table, after looking for its picture."""
     module = experiment(name)
     with flagsaver.flagsaver():
         flags.FLAGS([name, f"--results_dir={folder}", *arguments])
-        module.main([name])
+        assert module.main([name]) == code
     picture = folder / in_folder / f"{name}.png"
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     with open(folder / in_folder / f"{name}.csv", newline="", encoding="utf-8") as file:
@@ -145,7 +147,7 @@ def test_values_are_compared_with_the_default(tmp_path, capsys):
 @pytest.mark.slow
 def test_training_experiments_share_rows(trained, capsys):
     """Three questions from three runs: each looks for what the others have run already."""
-    only = "--only=fp32,bfloat16,outside"
+    only = "--only=fp32,bfloat16"
     precise = ask("precision_speedup", trained, *TINY, only)
     assert [line["status"] for line in precise] == ["ok", "ok"]
     assert float(precise[1]["to fp32"]) == pytest.approx(
@@ -282,6 +284,133 @@ def test_the_plan_says_what_is_missing_and_runs_nothing(tmp_path, capsys):
     assert ended.value.code == 0
     assert "scaling, resnet_tiny: 6 of 6 runs missing, about 7 min at 70 s each" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def refused(name, folder, *arguments):
+    """Why an experiment does not begin; it leaves nothing behind."""
+    module = experiment(name)
+    with flagsaver.flagsaver():
+        flags.FLAGS([name, f"--results_dir={folder}", *arguments])
+        with pytest.raises(ConfigError) as refusal:
+            module.main([name])
+    assert not list(folder.iterdir())
+    return f"{refusal.value}"
+
+
+@pytest.mark.parametrize(
+    "name", ["input_pipeline", "tensor_core_shapes", "all_reduce", "activation_cost", "gpu_generations",
+             "measurement_truth", "plain_keras"],
+)  # fmt: skip
+def test_experiments_without_runs_refuse_flags_of_runs(name, tmp_path):
+    refusal = "--{}: not here: this experiment starts no runs; leave it out"
+    assert refused(name, tmp_path, "--gpus=0", "--plan_s=10") == refusal.format("plan_s=10.0")
+    assert refused(name, tmp_path, "--gpus=0", "--only=fp32") == refusal.format("only=fp32")
+
+
+def test_a_name_that_no_point_has_is_refused(tmp_path):
+    expected = "--only=fp32,foo: parts of the names fp32, tf32, mixed_float16, mixed_bfloat16"
+    assert refused("precision_speedup", tmp_path, "--only=fp32,foo") == expected
+
+
+def test_the_plan_of_several_programs_runs_nothing(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        ask("xla", tmp_path, "--gpus=0", "--plan_s=10", "--repeats=3")
+    assert ended.value.code == 0
+    assert "xla, resnet_tiny: 15 of 15 runs missing, about 3 min at 10 s each" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+# Trains as told: a row without a process that imports TensorFlow. {0} ends it instead, where it is a status.
+STAND_IN = """
+import datetime, os, sys
+from pathlib import Path
+from absl import flags
+import tfbench.flags
+from tfbench import records
+from tfbench.defaults import complete
+from tfbench.hardware.gpus import Machine
+
+flags.FLAGS(sys.argv)
+MACHINE = Machine(gpus=(), cpu_cores=2, ram_gib=8.0, reason_without_gpu="none")
+config, _ = complete(tfbench.flags.choices_from_flags(), MACHINE)
+now = datetime.datetime.now(datetime.UTC)
+row = records.RunRecord(run_id=f"{{now:%Y%m%d-%H%M%S}}-x-{{config.run_key[:6]}}-{{os.getpid()}}")
+row.run_key, row.started_at, row.tag = config.run_key, now.isoformat(), config.tag
+row.status, row.samples_per_sec = "{0}", 100.0 if "{0}" == "ok" else None
+records.append(Path(config.results_dir) / "runs.csv", row)
+"""
+
+
+def stand_in(folder, status="ok"):
+    path = folder / f"{status}.py"
+    path.write_text(STAND_IN.format(status))
+    return path
+
+
+def test_plain_keras_takes_its_turn_in_every_round(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(loop, "TRAINER", (sys.executable, str(stand_in(tmp_path))))
+    (tmp_path / "plain_keras.py").write_text(STAND_IN.format("ok"))
+    monkeypatch.setattr(experiment("xla"), "KERAS", tmp_path / "plain_keras.py")
+    out = tmp_path / "out"
+    lines = ask("xla", out, "--gpus=0", "--repeats=2", "--only=XLA")
+    assert [line["status"] for line in lines] == ["ok"] * 4
+    plain, ours = records.read(out / "plain_keras" / "runs.csv"), records.read(out / "runs.csv")
+    assert [(len(plain), len(ours)), {row.tag for row in plain}] == [(2, 6), {"plain_keras"}]
+    in_turn = sorted([*plain, *ours], key=lambda row: row.started_at)
+    assert [row.tag for row in in_turn] == ["plain_keras", *[None] * 3] * 2
+    assert [row.run_key for row in in_turn[:4]] == [row.run_key for row in in_turn[4:]]
+
+
+def test_exit_code_of_an_experiment(tmp_path, monkeypatch):
+    """2 where no run is ok, 1 where some are."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(loop, "TRAINER", (sys.executable, str(stand_in(tmp_path, "failed"))))
+    flagged = ("--gpus=0", "--model=resnet_tiny", "--only=fp32,bfloat16")
+    lines = ask("precision_speedup", tmp_path, *flagged, code=2)
+    assert [line["status"] for line in lines] == ["failed"] * 2
+    monkeypatch.setattr(loop, "TRAINER", (sys.executable, str(stand_in(tmp_path))))
+    ask("precision_speedup", tmp_path, *flagged[:2], "--only=fp32")
+    ask("precision_speedup", tmp_path, *flagged, "--retry=none", code=1)
+
+
+def test_ctrl_c_leaves_an_earlier_answer(tmp_path, monkeypatch, capsys):
+    (tmp_path / "precision_speedup.csv").write_text("precision\nof before\n")
+    (tmp_path / "precision_speedup.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    stop = "import os, signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()"
+    monkeypatch.setattr(loop, "TRAINER", (sys.executable, "-c", stop))
+    flagged = ("--gpus=0", "--model=resnet_tiny", "--only=fp32,bfloat16")
+    assert ask("precision_speedup", tmp_path, *flagged, code=130) == [{"precision": "of before"}]
+    assert "precision_speedup.csv is left as it was" in capsys.readouterr().out
+
+
+def test_ctrl_c_of_what_runs_in_the_experiments_process(monkeypatch, capsys):
+    def main(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["experiment"])
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
+        study.start(main)
+    assert ended.value.code == 130
+    assert "error: stopped by the user" in capsys.readouterr().out
+
+
+def test_means_join_no_two_machines(tmp_path, capsys):
+    """Of one configuration the newest row's machine alone; a run that died knows no machine."""
+    told = {"flags": "--model=resnet50 --precision=fp32", "num_gpus": 1, "run_key": "a"}
+    path = write(
+        tmp_path / "runs.csv",
+        row(3000.0, **told, run_id="one", gpu_name="NVIDIA H200", host="h"),
+        row(300.0, **told, run_id="two", started_at="2026-01-02", gpu_name="NVIDIA L4", host="l"),
+        row(320.0, **told, run_id="three", started_at="2026-01-03", gpu_name="NVIDIA L4", host="l"),
+        row(200.0, **told, run_id="four", gpu_name="NVIDIA L4", host="l", parallel_runs=4),
+        row(None, **told, run_id="five", started_at="2026-01-04", status="hang"),
+    )
+    (line,) = ask("precision_speedup", tmp_path, f"--reuse={path}", "--only=fp32")
+    assert float(line["samples/s"]) == pytest.approx(310.0)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not of the machine of three (GPU, host" in said
+    assert "configuration: four, one" in said
 
 
 @pytest.mark.slow

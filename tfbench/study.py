@@ -10,6 +10,7 @@ import math
 import os
 import shlex
 import statistics as stdlib_statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from tfbench.sweeping import loop, plan
 from tfbench.sweeping.child import Limits
 from tfbench.sweeping.matrix import Point
 from tfbench.sweeping.scaling import rate_of_runs
+from tfbench.sweeping.stopping import StopRequests
 
 flags.adopt_module_key_flags(tfbench.flags)
 _REUSE = flags.DEFINE_list("reuse", [], "Results files (runs.csv) to take the rows from; nothing is trained.")
@@ -63,7 +65,7 @@ GPU_STEPS: dict[str, Any] = {
     "steps": 100, "warmup_steps": 20, "windows": 10, "steps_per_loop": 10, "target_interval_percent": 0.0,
 }  # fmt: skip
 CPU_STEPS: dict[str, Any] = {"steps": 20, "warmup_steps": 2, "windows": 10, "steps_per_loop": 1}
-EXIT_REFUSED = 2
+EXIT_REFUSED, EXIT_INTERRUPTED = 2, 130
 HANG_TIMEOUT_S = 900.0  # of silence: as the sweep's own
 
 WINDOWS, WINDOW_S = 10, 0.2  # of what is timed in this process
@@ -71,6 +73,10 @@ WINDOWS, WINDOW_S = 10, 0.2  # of what is timed in this process
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 SHORT_BAR = 0.2  # of the longest one
+# By point a script that takes train's flags and leaves its row in a folder of the script's name: its points
+# may have the run keys of tfbench's.
+Programs = Mapping[str, Path]
+NO_PROGRAMS: Programs = {}
 _BAR_INCHES, _MARGIN_INCHES, _PANEL_INCHES = 0.4, 1.3, 5.0
 
 
@@ -135,9 +141,14 @@ class Experiment:
         self.choices = chosen | {name: value for name, value in own.items() if name not in self.asked}
         self.folder = Path(self.choices["results_dir"]) / (name if own_folder else "")
         self.choices["results_dir"] = f"{self.folder}"
+        self.code, self.good_points = 0, 0  # of its runs, by `rows`
+        self._left_out: set[str] = set()  # run ids that the user has been told of
 
     def rows(
-        self, points: Mapping[str, Mapping[str, Any]], least_repeats: int = 1
+        self,
+        points: Mapping[str, Mapping[str, Any]],
+        least_repeats: int = 1,
+        programs: Programs = NO_PROGRAMS,
     ) -> dict[str, list[RunRecord]]:
         """Rows of each point: its choices in a fresh process, or found in the files of --reuse.
 
@@ -147,34 +158,76 @@ class Experiment:
         Args:
             points: choices by name, that win over the experiment's.
             least_repeats: runs of each where --repeats does not say more.
+            programs: scripts that train in tfbench's stead, by point; see `Programs`.
+
+        Raises:
+            ConfigError: --only names no point, or the results folder cannot be used.
         """
         wanted = {name: points[name] for name in only(points)}
+        if self.reused and _PLAN_S.value is not None:
+            raise ConfigError("plan_s", _PLAN_S.value, "goes without --reuse, with which nothing is run")
         if self.reused:
-            return {name: self.found(choices) for name, choices in wanted.items()}
-        made = []
+            rows = {name: self.found(choices) for name, choices in wanted.items()}
+        else:
+            works = self._works(wanted, max(_REPEATS.value, least_repeats), programs)
+            if _PLAN_S.value is not None:
+                self._say_plan(works, _PLAN_S.value)
+                raise SystemExit(0)
+            self.code = self._run(works)
+            made = {point.name: (work, point) for work in works for point in work.points}
+            rows = {name: _rows_of(*made[name]) if name in made else [] for name in wanted}
+        self.good_points = sum(status_of(own) == "ok" for own in rows.values())
+        if not self.good_points:
+            self.code = self.code or plan.EXIT_NONE_OK
+        return rows
+
+    def _works(
+        self, wanted: Mapping[str, Mapping[str, Any]], repeats: int, programs: Programs
+    ) -> list[loop.Sweep]:
+        """What is to be run: a sweep for each program."""
+        made: dict[Path | None, list[Point]] = {}
         for name, choices in wanted.items():
+            program = programs.get(name)
+            own = {"results_dir": f"{self.folder / program.stem}"} if program else {}
             try:
-                made.append(Point(name, complete(self.choices | dict(choices), self.machine)[0]))
+                config, _ = complete(self.choices | dict(choices) | own, self.machine)
             except ConfigError as error:
                 self.display.warn(f"{name} is left out: {error}")
-        if not made:
-            return {name: [] for name in wanted}
+                continue
+            made.setdefault(program, []).append(Point(name, config))
         limits = Limits(_POINT_TIMEOUT_S.value, HANG_TIMEOUT_S)
-        tries = plan.rounds(made, max(_REPEATS.value, least_repeats))
-        work = loop.Sweep(made, tries, self.machine, _RETRY.value, limits)
-        if _PLAN_S.value is not None:
-            self._say_plan(work, _PLAN_S.value)
-            raise SystemExit(0)
-        loop.sweep(work, self.display)
-        keys, rows = {point.name: point.config.run_key for point in made}, work.rows()
-        return {name: [row for row in rows if row.run_key == keys.get(name, "")] for name in wanted}
+        return [
+            loop.Sweep(
+                points,
+                plan.rounds(points, repeats),
+                self.machine,
+                _RETRY.value,
+                limits,
+                trainer=(sys.executable, f"{program}") if program else None,
+            )
+            for program, points in made.items()
+        ]
 
-    def _say_plan(self, work: loop.Sweep, run_s: float) -> None:
-        missing = len(plan.missing(work.tries, work.rows(), work.retry))
+    def _run(self, works: Sequence[loop.Sweep]) -> int:
+        """Run what is missing, with several programs round by round; the exit code."""
+        parts = works
+        if len(works) > 1:
+            numbers = sorted({each.number for work in works for each in work.tries})
+            parts = [_round(work, number) for number in numbers for work in works]
+        with StopRequests() as stop:
+            for part in parts:
+                if not stop.count:
+                    loop.sweep(part, self.display, stop)
+        total = sum(len(work.tries) for work in works)
+        code = plan.exit_code_of(total - sum(_missing(work, "failed") for work in works), total)
+        return EXIT_INTERRUPTED if stop.count and code else code
+
+    def _say_plan(self, works: Sequence[loop.Sweep], run_s: float) -> None:
+        missing = sum(_missing(work, work.retry) for work in works)
         minutes = math.ceil(missing * run_s / 60)
         self.display.say(
-            f"{self.name}, {self.choices['model']}: {missing} of {len(work.tries)} runs missing, "
-            f"about {minutes} min at {run_s:g} s each"
+            f"{self.name}, {self.choices['model']}: {missing} of {sum(len(work.tries) for work in works)} "
+            f"runs missing, about {minutes} min at {run_s:g} s each"
         )
 
     def example(self, choices: Mapping[str, Any]) -> BenchmarkConfig | RunRecord | None:
@@ -200,7 +253,21 @@ class Experiment:
         lines = {f"--{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in told.items()}
         alike = [row for row in self.reused if lines <= set(shlex.split(row.flags or ""))]
         newest = max(alike, key=lambda row: row.started_at or "", default=None)
-        return [row for row in alike if newest and row.run_key == newest.run_key]
+        return self._of_one_machine([row for row in alike if newest and row.run_key == newest.run_key])
+
+    def _of_one_machine(self, rows: list[RunRecord]) -> list[RunRecord]:
+        """Without the good rows of other machines than the newest one's, which no mean joins; says which."""
+        good = [row for row in rows if row.status == "ok"]
+        newest = max(good, key=lambda row: row.started_at or "", default=None)
+        others = [row for row in good if newest and _machine_of(row) != _machine_of(newest)]
+        news = {f"{row.run_id}" for row in others} - self._left_out
+        if newest and news:
+            self._left_out |= news
+            self.display.warn(
+                f"--reuse: left out, as not of the machine of {newest.run_id} (GPU, host, TensorFlow, runs "
+                f"side by side), the newest of their configuration: {', '.join(sorted(news))}"
+            )
+        return [row for row in rows if row not in others]
 
     def open_devices(self, cpu_replicas: int = 1) -> list[str]:
         """TensorFlow's names of the devices to measure on in this process, as many as --gpus says.
@@ -209,8 +276,9 @@ class Experiment:
             cpu_replicas: logical devices where there is no GPU.
 
         Raises:
-            ConfigError: more GPUs than there are.
+            ConfigError: more GPUs than there are, or a flag of experiments that train.
         """
+        refuse_flags_of_runs()
         devices_asked = {"gpus": self.choices["gpus"], "cpu_replicas": 1 if self.on_gpu else cpu_replicas}
         config, _ = complete({"model": self.choices["model"], **devices_asked}, self.machine)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -220,34 +288,77 @@ class Experiment:
 
     def finish(
         self, header: Sequence[str], lines: Sequence[Sequence[Any]], answer: str, figure: Figure
-    ) -> None:
+    ) -> int:
         """Show the table and the answer; write the table as CSV and the picture beside it.
 
-        An Estimate is one cell on the screen and three columns of the CSV.
+        An Estimate is one cell on the screen and three columns of the CSV. An earlier answer stays where
+        Ctrl-C has left nothing to compare.
+
+        Returns:
+            The exit code: 0 where every run ended ok, 1 where some did, 2 where none did, 130 after Ctrl-C.
         """
         self.display.grid(self.name, tuple(header), [tuple(map(_shown, line)) for line in lines])
         self.display.say(answer)
         self.folder.mkdir(parents=True, exist_ok=True)
         table, picture = (self.folder / f"{self.name}.{kind}" for kind in ("csv", "png"))
+        if self.code == EXIT_INTERRUPTED and self.good_points < 2 and table.exists():
+            self.display.say(f"{table} is left as it was")
+            return self.code
         with open(table, "w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows(_spread(header, lines))
         figure.savefig(picture, dpi=150)
         self.display.say(f"table: {table}   picture: {picture}")
+        return self.code
 
 
-def start(main: Callable[[list[str]], None]) -> None:
-    """Run an experiment; what the user can mend is one line and exit code 2."""
+def start(main: Callable[[list[str]], int]) -> None:
+    """Run an experiment, which gives the exit code; what the user can mend is one line and exit code 2."""
 
     def guarded(argv: list[str]) -> int:
         try:
-            main(argv)
+            code = main(argv)
         except (ConfigError, records.SchemaError, OSError) as error:
             Display().error(f"{error}")
             return EXIT_REFUSED
+        except KeyboardInterrupt:
+            Display().error("stopped by the user")
+            return EXIT_INTERRUPTED
         gc.collect()  # TensorFlow waits for an input iterator that lives until the interpreter ends
-        return 0
+        return code
 
     app.run(guarded)
+
+
+def refuse_flags_of_runs(*but: str) -> None:
+    """For experiments that start no runs: they would pass over what these flags ask for.
+
+    Args:
+        but: names of those that it reads all the same.
+
+    Raises:
+        ConfigError: names the first that was given.
+    """
+    for holder in (_PLAN_S, _REPEATS, _ONLY, _REUSE, _RETRY, _POINT_TIMEOUT_S):
+        if holder.present and holder.name not in but:
+            value = ",".join(holder.value) if isinstance(holder.value, list) else holder.value
+            raise ConfigError(holder.name, value, "not here: this experiment starts no runs; leave it out")
+
+
+def _round(work: loop.Sweep, number: int) -> loop.Sweep:
+    """The sweep with one round of its runs."""
+    return dataclasses.replace(work, tries=[each for each in work.tries if each.number == number])
+
+
+def _missing(work: loop.Sweep, retry: str) -> int:
+    return len(plan.missing(work.tries, work.rows(), retry))
+
+
+def _machine_of(row: RunRecord) -> tuple[Any, ...]:
+    return row.gpu_name, row.host, row.tensorflow, row.parallel_runs or 1
+
+
+def _rows_of(work: loop.Sweep, point: Point) -> list[RunRecord]:
+    return [row for row in work.rows() if row.run_key == point.config.run_key]
 
 
 def numbers(flag: flags.FlagHolder[Any], default: Sequence[float]) -> list[float]:
@@ -281,7 +392,14 @@ def some_of(
 
 
 def only(names: Iterable[str]) -> list[str]:
-    """The names of points that --only leaves."""
+    """The names of points that --only leaves.
+
+    Raises:
+        ConfigError: one of its texts is in no name.
+    """
+    names = list(names)
+    if not all(any(text in name for name in names) for text in _ONLY.value):
+        raise ConfigError("only", ",".join(_ONLY.value), f"parts of the names {', '.join(names)}")
     return [name for name in names if not _ONLY.value or any(text in name for text in _ONLY.value)]
 
 
