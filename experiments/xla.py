@@ -17,9 +17,10 @@ ON_CPU |= {"steps": 50, "windows": 5}  # a window holds a call of 10
 HEADER = ("training", "status", "samples/s", "to Keras as it comes", "memory, GiB")
 KERAS = Path(__file__).with_name("plain_keras.py")
 AS_IT_COMES = "Keras as it comes"
+PLAIN_CHOICES: dict[str, Any] = {"steps_per_loop": 1, "tag": KERAS.stem, "diagnose": False}
 PLAIN: dict[str, dict[str, Any]] = {
-    AS_IT_COMES: {"xla": False, "steps_per_loop": 1, "tag": KERAS.stem},
-    "Keras, XLA": {"xla": True, "steps_per_loop": 1, "tag": KERAS.stem},
+    AS_IT_COMES: {"xla": False, **PLAIN_CHOICES},
+    "Keras, XLA": {"xla": True, **PLAIN_CHOICES},
 }
 OURS: dict[str, dict[str, Any]] = {
     "tfbench, no XLA": {"xla": False, "steps_per_loop": 1},

@@ -38,6 +38,7 @@ def row(status, rate=None):
     same = dict(run_id=run_id, run_key=config.run_key, started_at=now.isoformat())
     asked = config.requested_per_replica_batch_size
     told |= dict(per_replica_batch_size=config.per_replica_batch_size, requested_per_replica_batch_size=asked)
+    told |= dict(compute_ms=1.0 if config.diagnose else None)
     told |= dict(num_gpus=config.gpus, num_replicas=config.num_replicas)
     told |= dict(parallel_runs=environment.parallel_runs(), cpu_cores=len(os.sched_getaffinity(0)))
     records.append(Path(config.results_dir) / "runs.csv", records.RunRecord(**told | same))

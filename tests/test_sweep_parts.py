@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import time
+from unittest import mock
 
 import pytest
 from absl import flags
@@ -175,6 +176,34 @@ class TestPlan:
         run = {end for end in ends if ("1", 1) in self.numbers(rows_of(self.A, end), retry, 1)}
         assert run == again
 
+    @pytest.mark.parametrize("beside", [False, True])
+    def test_a_row_of_a_run_beside_others_is_another_ones(self, beside):
+        def left(runs):
+            rows = [RunRecord(run_key=self.A.config.run_key, status="ok", parallel_runs=runs)]
+            return len(plan.missing(plan.rounds([self.A], 1), rows, "none", lambda config: beside))
+
+        assert [left(runs) for runs in (None, 1, 2, 8)] == ([1, 1, 0, 0] if beside else [0, 0, 1, 1])
+
+    def test_an_ok_row_without_the_diagnosis_that_is_asked_for_does_not_stand(self):
+        (asked,) = points_of("seed=1", base=BASE | {"diagnose": True})
+        assert asked.config.run_key == self.A.config.run_key
+        plain, diagnosed, failed = (
+            RunRecord(run_key=asked.config.run_key, status=status, compute_ms=ms)
+            for status, ms in (("ok", None), ("ok", 2.0), ("failed", None))
+        )
+        for rows, count in (([plain], 1), ([diagnosed], 0), ([failed], 0)):
+            assert len(plan.missing(plan.rounds([asked], 1), rows, "none")) == count
+
+    def test_what_is_left_of_a_sweep_runs_in_the_places_of_all_of_it(self):
+        points = points_of("seed=1,2,3 gpus=1,2", gpu(), gpu(index=1, uuid="GPU-2"))
+        work = loop.Sweep(
+            points, plan.rounds(points, 1), machine(gpu(), gpu(index=1, uuid="GPU-2")), parallel=None
+        )
+        with mock.patch.object(os, "sched_getaffinity", return_value={0, 1}):
+            ((left, spots),) = loop._batches(work.tries[:1], work)
+            assert (len(left), [place.parallel_runs for place in spots]) == (1, [2, 2])
+            assert [work.beside(point.config) for point in points] == [True, False] * 3
+
     @pytest.mark.parametrize(
         ("of_a", "of_b", "code"),
         [
@@ -186,7 +215,10 @@ class TestPlan:
     )
     def test_exit_code(self, of_a, of_b, code):
         rows = rows_of(self.A, *of_a) + rows_of(self.B, *of_b)
-        assert plan.exit_code(plan.rounds([self.A, self.B], 2), rows) == code
+        tries = plan.rounds([self.A, self.B], 2)
+        work = loop.Sweep([self.A, self.B], tries, machine())
+        with mock.patch.object(loop.Sweep, "rows", return_value=rows):
+            assert work.exit_code() == code
 
 
 class TestWatchdog:
@@ -312,7 +344,8 @@ class TestProgress:
             RunRecord(run_key=a.config.run_key, status="ok", samples_per_sec=rate)
             for rate in (10.0, 90.0, 30.0)
         ] + rows_of(a, "oom")
-        assert progress.table([a, b], rows) == [
+        rows += [RunRecord(run_key=a.config.run_key, status="ok", samples_per_sec=1.0, parallel_runs=2)]
+        assert progress.table([a, b], rows, lambda config: False) == [
             ("seed=1", "30.0 samples/s", "3 ok, 1 oom"),
             ("seed=2", "", "not run"),
         ]

@@ -253,6 +253,17 @@ class TestScalingTable:
         line = self.line(self.rows(98.0, 102.0, point=0, width=2.0) + self.rows(200.0))
         assert line[3:5] == ("100.0 %", "96.2 to 104.2")
 
+    def test_rows_count_as_for_a_baseline(self):
+        """180 on cards a and b against 100 on a: not 50 beside others, 300 on h, earlier cards' 90."""
+        rows = [
+            *self.rows(100.0, point=0, gpu_uuids="GPU-a", parallel_runs=1),
+            *self.rows(50.0, point=0, gpu_uuids="GPU-a", parallel_runs=2),
+            *self.rows(300.0, point=0, gpu_uuids="GPU-h"),
+            *self.rows(90.0, gpu_uuids="GPU-c,GPU-d"),
+            *self.rows(180.0, gpu_uuids="GPU-a,GPU-b"),
+        ]
+        assert self.line(rows)[1:4] == ("180.0", "90.0", "90.0 %")
+
     def test_three_runs_have_the_interval_of_runs(self):
         # 99, 100, 101: standard error 1 / √3, Student's quantile for 2 degrees of freedom 4.3027.
         rate, low, high = scaling.rate_of_runs(self.rows(99.0, 100.0, 101.0))

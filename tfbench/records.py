@@ -519,7 +519,7 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
         and row.samples_per_sec
         and (row.parallel_runs or 1) == 1
         and _baseline_key(row) == wanted
-        and _on_its_cards(row, record)
+        and on_its_cards(row, record)
         and (row.environment == record.environment or None in (row.environment, record.environment))
     ]
     by_card = {row.gpu_uuids: row for row in sorted(candidates, key=lambda row: row.started_at or "")}
@@ -558,7 +558,7 @@ def mean_of_cards(rows: Sequence[RunRecord]) -> RunRecord:
     )
 
 
-def _on_its_cards(row: RunRecord, record: RunRecord) -> bool:
+def on_its_cards(row: RunRecord, record: RunRecord) -> bool:
     """Whether a row used no other GPU than the record did, as far as they say."""
     ours, theirs = ({*(each.gpu_uuids or "").split(",")} - {""} for each in (record, row))
     return not ours or theirs <= ours

@@ -350,7 +350,7 @@ def _round(work: loop.Sweep, number: int) -> loop.Sweep:
 
 
 def _missing(work: loop.Sweep, retry: str) -> int:
-    return len(plan.missing(work.tries, work.rows(), retry))
+    return len(work.missing(retry))
 
 
 def _machine_of(row: RunRecord) -> tuple[Any, ...]:
@@ -358,7 +358,7 @@ def _machine_of(row: RunRecord) -> tuple[Any, ...]:
 
 
 def _rows_of(work: loop.Sweep, point: Point) -> list[RunRecord]:
-    return [row for row in work.rows() if row.run_key == point.config.run_key]
+    return plan.rows_of(point.config, work.rows(), beside=False)
 
 
 def numbers(flag: flags.FlagHolder[Any], default: Sequence[float]) -> list[float]:

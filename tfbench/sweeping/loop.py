@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from tfbench import records
-from tfbench.config import ConfigError
+from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.display import Display
 from tfbench.flags import to_flags
 from tfbench.hardware.gpus import Machine
@@ -62,6 +62,25 @@ class Sweep:
         except records.SchemaError as error:
             raise ConfigError("results_dir", self.results_dir, f"cannot be used: {error}") from error
 
+    def places(self, config: BenchmarkConfig) -> list[Place]:
+        """Of runs like this one: as many for what is left of a sweep as for all of it."""
+        if self.parallel == 1:
+            return [EVERYTHING]
+        alike = [each.config for each in self.points if min(each.config.gpus, 2) == min(config.gpus, 2)]
+        return places(alike, self.parallel, self.machine)
+
+    def beside(self, config: BenchmarkConfig) -> bool:
+        """Whether runs of it are beside others."""
+        return len(self.places(config)) > 1
+
+    def missing(self, retry: str | None = None) -> list[Try]:
+        """The runs to make by the rows so far; `retry` in the place of the sweep's own."""
+        return plan.missing(self.tries, self.rows(), retry or self.retry, self.beside)
+
+    def exit_code(self) -> int:
+        """0 where every run has its ok row, 1 where some have, 2 where none has."""
+        return plan.exit_code_of(len(self.tries) - len(self.missing("failed")), len(self.tries))
+
 
 def sweep(work: Sweep, display: Display, stop: StopRequests | None = None) -> int:
     """Run what is missing.
@@ -79,7 +98,7 @@ def sweep(work: Sweep, display: Display, stop: StopRequests | None = None) -> in
     """
     counting = contextlib.nullcontext(stop) if stop else StopRequests()
     with counting as stop, folder(work.results_dir, stop) as lock:
-        tries = plan.missing(work.tries, work.rows(), work.retry)
+        tries = work.missing()
         batches = _batches(tries, work)
         total = len(work.tries)
         display.say(
@@ -91,11 +110,10 @@ def sweep(work: Sweep, display: Display, stop: StopRequests | None = None) -> in
                 if len(spots) > 1:
                     display.say(f"{len(spots)} runs side by side, cores of each: {_shares(spots)}")
                 _run_batch(batch, spots, work, lock, stop, progress)
-        rows = work.rows()
-        display.table("sweep", table(work.points, rows))
+        display.table("sweep", table(work.points, work.rows(), work.beside))
         if stop.count:
             display.warn("stopped by the user: the same command runs what is missing")
-        return plan.exit_code(work.tries, rows)
+        return work.exit_code()
 
 
 def _batches(tries: Sequence[Try], work: Sweep) -> list[tuple[list[Try], list[Place]]]:
@@ -112,10 +130,7 @@ def _batches(tries: Sequence[Try], work: Sweep) -> list[tuple[list[Try], list[Pl
     if work.parallel == 1:
         return [(ordered, [EVERYTHING])] if ordered else []
     groups = [list(group) for _, group in itertools.groupby(ordered, key=kind)]
-    return [
-        (group, places([each.point.config for each in group], work.parallel, work.machine))
-        for group in groups
-    ]
+    return [(group, work.places(group[0].point.config)) for group in groups]
 
 
 def _shares(spots: Sequence[Place]) -> str:

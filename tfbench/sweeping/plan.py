@@ -1,8 +1,9 @@
 """Which runs of a sweep are still to be made, by the rows that are there. TensorFlow-free."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from tfbench.config import BenchmarkConfig
 from tfbench.records import RunRecord
 from tfbench.sweeping.matrix import Point
 
@@ -24,13 +25,26 @@ class Try:
     number: int  # 1 … runs of the point
 
 
-def settled(rows: Iterable[RunRecord], run_key: str, retry: str) -> int:
-    """Rows of a configuration that stand: ok ones, and those whose end is not to be tried again."""
+def rows_of(config: BenchmarkConfig, rows: Iterable[RunRecord], beside: bool) -> list[RunRecord]:
+    """Rows of a configuration that ran beside others, or alone: shared cores and power make another rate."""
+    return [row for row in rows if row.run_key == config.run_key and ((row.parallel_runs or 1) > 1) == beside]
+
+
+def settled(rows: Iterable[RunRecord], config: BenchmarkConfig, retry: str, beside: bool) -> int:
+    """Rows of a configuration that stand: ok ones, and those whose end is not to be tried again.
+
+    Args:
+        rows: of the results folder.
+        config: of the runs; where it is to be diagnosed, an ok row without a diagnosis does not stand.
+        retry: a name in RETRIES.
+        beside: whether its runs are beside others.
+    """
     again = RETRIES[retry]
     return sum(
-        row.status == "ok" or (again is not None and row.status not in again | {"interrupted"})
-        for row in rows
-        if row.run_key == run_key
+        row.compute_ms is not None or not config.diagnose
+        if row.status == "ok"
+        else again is not None and row.status not in again | {"interrupted"}
+        for row in rows_of(config, rows, beside)
     )
 
 
@@ -48,16 +62,16 @@ def around_baseline(points: Sequence[Point], repeats: int) -> list[Try]:
     return tries
 
 
-def missing(tries: Sequence[Try], rows: Sequence[RunRecord], retry: str) -> list[Try]:
+def missing(
+    tries: Sequence[Try],
+    rows: Sequence[RunRecord],
+    retry: str,
+    beside: Callable[[BenchmarkConfig], bool] = lambda config: False,
+) -> list[Try]:
     """The runs to make: `tries` without those that stand."""
-    keys = {each.point.config.run_key for each in tries}
-    standing = {key: settled(rows, key, retry) for key in keys}
+    configs = {each.point.config.run_key: each.point.config for each in tries}
+    standing = {key: settled(rows, config, retry, beside(config)) for key, config in configs.items()}
     return [each for each in tries if each.number > standing[each.point.config.run_key]]
-
-
-def exit_code(tries: Sequence[Try], rows: Sequence[RunRecord]) -> int:
-    """0 where every run has its ok row, 1 where some have, 2 where none has."""
-    return exit_code_of(len(tries) - len(missing(tries, rows, "failed")), len(tries))
 
 
 def exit_code_of(good: int, total: int) -> int:

@@ -2,12 +2,14 @@
 
 import collections
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from tfbench.config import BenchmarkConfig
 from tfbench.display import Bar, Display
 from tfbench.records import RunRecord
+from tfbench.sweeping import plan
 from tfbench.sweeping.matrix import Point
 
 
@@ -61,11 +63,13 @@ class SweepProgress(Bar):
         return f"ETA {left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02}"
 
 
-def table(points: Sequence[Point], rows: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
-    """The sweep as (point, median rate of its ok rows, how often it ended how)."""
+def table(
+    points: Sequence[Point], rows: Sequence[RunRecord], beside: Callable[[BenchmarkConfig], bool]
+) -> list[tuple[str, str, str]]:
+    """The sweep as (point, median rate of its ok rows, how often it ended how); see `plan.rows_of`."""
     lines = []
     for point in points:
-        own = [row for row in rows if row.run_key == point.config.run_key]
+        own = plan.rows_of(point.config, rows, beside(point.config))
         rates = [row.samples_per_sec for row in own if row.status == "ok" and row.samples_per_sec is not None]
         ends = collections.Counter(row.status or "failed" for row in own)
         remark = ", ".join(f"{count} {status}" for status, count in ends.items()) or "not run"

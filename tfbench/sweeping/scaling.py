@@ -5,11 +5,13 @@ import statistics as stdlib_statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfbench import records
 from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.defaults import complete
 from tfbench.display import Display
 from tfbench.hardware.gpus import Machine
 from tfbench.records import RunRecord
+from tfbench.sweeping import plan
 from tfbench.sweeping.matrix import ImpossiblePointsError, Matrix, Point, choices_of, combinations
 
 _HEADER = (
@@ -136,25 +138,30 @@ def show(study: Study, rows: Sequence[RunRecord], mode: str, display: Display) -
 
 
 def line(study: Study, point: Point, rows: Sequence[RunRecord]) -> tuple[str, ...]:
-    """One number of replicas, in the columns of `_HEADER`."""
-    own, single = _ok(point, rows), _ok(study.points[0], rows)
+    """One number of replicas, in the columns of `_HEADER`.
+
+    Rows count as for `records.find_baseline`: of runs that were alone, of one replica only on cards of the
+    newest run on several.
+    """
+    own = _ok(point, rows)
     if not own:
         return (point.name, *[""] * (len(_HEADER) - 1))
-    count = point.config.num_replicas
+    newest, count = own[-1], point.config.num_replicas
+    own = [row for row in own if row.gpu_uuids == newest.gpu_uuids]
+    single = [row for row in _ok(study.points[0], rows) if records.on_its_cards(row, newest)]
     rate = _mean(own)
     shown = [f"{rate:,.1f}", f"{rate / count:,.1f}", "", ""]
     if single and count > 1:
         shown[2] = f"{100 * rate / count / _mean(single):.1f} %"
         shown[3] = _interval(own, single, count)
     exposed = [row.exposed_communication_ms for row in own if row.exposed_communication_ms is not None]
-    newest = own[-1]
     exposed_ms = f"{stdlib_statistics.fmean(exposed):.2f}" if exposed else ""
     return (point.name, *shown, exposed_ms, newest.gpu_indices or "", newest.topology or "")
 
 
 def _ok(point: Point, rows: Sequence[RunRecord]) -> list[RunRecord]:
-    key = point.config.run_key
-    return [row for row in rows if row.run_key == key and row.status == "ok" and row.samples_per_sec]
+    alone = plan.rows_of(point.config, rows, beside=False)
+    return [row for row in alone if row.status == "ok" and row.samples_per_sec]
 
 
 def _mean(rows: Sequence[RunRecord]) -> float:
