@@ -21,9 +21,9 @@ from run_helpers import (
     train,
 )
 
-from tfbench import records, runner
+from tfbench import records, runner, stages
 from tfbench import train as command
-from tfbench.config import ConfigError
+from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.records import RunRecord
 
 GPU_COLUMNS = {
@@ -301,13 +301,13 @@ def run(name, *patches, **choices):
     ends[name] = {"status": status, "output": output.getvalue()}
 
 def twelve_steps_of_data(config, spec, shard):
-    # Two replicas × (2 untimed steps + 2 windows of 4 + half of the third).
-    return tf.data.Dataset.from_tensors(synthetic_batch(config, spec, 0)).repeat(2 * (2 + 4 + 4 + 2))
+    # Two replicas × (3 untimed steps + 2 windows of 4 + half of the third).
+    return tf.data.Dataset.from_tensors(synthetic_batch(config, spec, 0)).repeat(2 * (3 + 4 + 4 + 2))
 
 DATASETS["short"] = dataclasses.replace(DATASETS["synthetic"], name="short", make=twelve_steps_of_data)
 run("short_data", data="short")
 
-# 2^127, halved at each of the 22 steps, is far above what float16 holds at every one.
+# 2^127, halved at each of the 23 steps, is far above what float16 holds at every one.
 run("no_update", precision="mixed_float16", initial_loss_scale=2.0**127, cpu_replicas=1)
 
 busy = tf.errors.UnavailableError(None, None, "another profiler is running")
@@ -406,8 +406,8 @@ class TestEndings:
 
     def test_no_step_was_finite(self, endings):
         row = only_row(endings[1] / "no_update")
-        assert row.steps_skipped == 22
-        assert row.loss_scale_final == 2.0 ** (127 - 22)
+        assert row.steps_skipped == 23
+        assert row.loss_scale_final == 2.0 ** (127 - 23)
         assert row.weights_finite is True
         assert "weights_unchanged" in row.gates.split("|")
         assert "steps skipped" in endings[0]["no_update"]["output"]
@@ -440,6 +440,12 @@ class TestEndings:
         assert output.count(words) == 1
         assert "Traceback" not in output
 
+    def test_a_warm_up_without_a_row_of_steps_is_longer_and_the_row_says_so(self, endings):
+        assert only_row(endings[1] / "no_profile").warmup_steps == 3
+        said = "--warmup_steps=2: 3 are made, which hold the first row of 2 steps (--steps_per_loop=2)"
+        assert endings[0]["no_profile"]["output"].count(said) == 1
+        assert "step 23/23  measuring" in endings[0]["no_profile"]["output"]
+
     def test_a_full_disk_does_not_cost_the_result(self, endings, tmp_path):
         full = "[Errno 28] No space left on device"
         ended = endings[0]["full_disk"]
@@ -459,6 +465,26 @@ class TestEndings:
         messages = [endings[0][name]["output"] for name in ("broken", "wrong")]
         assert messages[0].startswith("CPU:1 cannot multiply two matrices: no kernel image is available")
         assert messages[1] == "CPU:1 multiplies wrongly: 64 ones times 64 ones gave 2.0"
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "windows", "per_loop", "untimed"),
+    [
+        (2, 20, 4, 5, 6),  # the first, and a row
+        (6, 20, 4, 5, 6),
+        (30, 20, 4, 5, 30),
+        (2, 20, 4, 1, 2),
+        (2, 8, 4, 5, 2),  # no window has a row
+        (2, 9, 2, 5, 6),  # one has
+        (2, 100, 2, 50, 21),  # rows are of 20 at most
+    ],
+)
+def test_no_window_has_the_first_row(warmup, steps, windows, per_loop, untimed):
+    config = BenchmarkConfig(
+        model="resnet_tiny", image_size=8, warmup_steps=warmup, steps=steps, windows=windows,
+        steps_per_loop=per_loop,
+    )  # fmt: skip
+    assert stages._untimed_steps(config) == untimed
 
 
 # ------------------------------------------------------------------------------------------ learning

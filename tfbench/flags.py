@@ -129,7 +129,9 @@ flags.DEFINE_bool(
 )
 
 flags.DEFINE_integer("steps", None, "Timed optimizer updates, all windows together." + _AUTO)
-flags.DEFINE_integer("warmup_steps", None, "Untimed updates before them." + _AUTO)
+flags.DEFINE_integer(
+    "warmup_steps", None, "Untimed updates before them; at least one and a call of --steps_per_loop." + _AUTO
+)
 flags.DEFINE_integer("windows", None, "Timed blocks that the steps are dealt into." + _AUTO)
 flags.DEFINE_integer("steps_per_loop", None, "Updates in one call of the compiled loop." + _AUTO)
 

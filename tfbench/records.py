@@ -83,7 +83,7 @@ class RunRecord:
     image_size: int | None = _column("pixels", "side of the images of an image model")
     optimizer: str | None = _column("", "optimizer")
     steps_per_loop: int | None = _column("steps", "steps inside one call of the compiled loop")
-    warmup_steps: int | None = _column("steps", "untimed first steps")
+    warmup_steps: int | None = _column("steps", "untimed first steps that were made")
     measured_steps: int | None = _column("steps", "timed steps that really ran, all windows together")
     windows: int | None = _column("windows", "timed blocks of steps, synchronised at both edges")
 
