@@ -12,15 +12,20 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 trap 'exit 130' INT TERM # the sweep ends its run first
-python=${TFBENCH_VENV:-.venv}/bin/python
+. scripts/setup_venv.sh
+python=$(venv_python) || exit 2
 results=${TFBENCH_NIGHTLY:-tfbench_results/nightly}
 good=$results/good.csv
 night=$results/$(date -u +%F) # started again on the same day, it runs only what is missing
 
+precisions=tf32,mixed_float16
+if [[ " $* " =~ " --gpus"[=\ ]"0 " ]] || ! has_nvidia_driver; then
+  precisions=fp32 # a CPU has no TF32, and emulates half precision
+fi
 # Three runs of each, because an interval of one run does not hold what differs between runs.
 sweep_code=0
 "$python" -m tfbench.sweep \
-  --sweep="model=resnet50,bert_base precision=tf32,mixed_float16" \
+  --sweep="model=resnet50,bert_base precision=$precisions" \
   --gpus=auto --repeats=3 "$@" --results_dir="$night" || sweep_code=$?
 if [[ $sweep_code -ge 2 ]]; then exit "$sweep_code"; fi
 

@@ -11,12 +11,14 @@
 # Started again after whatever ended it, it runs only what is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/setup_venv.sh
+python=$(venv_python) || exit 2
 trap 'exit 130' INT TERM # the sweep ends its run first
 # Strong scaling divides the batch of one GPU, so that must be a multiple of every number of GPUs; with 256 on
 # one, each of eight has 32.
 code=0
 for mode in weak strong; do
-  "${TFBENCH_VENV:-.venv}/bin/python" -m tfbench.sweep \
+  "$python" -m tfbench.sweep \
     --scaling="$mode" --model=resnet50 --precision=mixed_float16 --per_replica_batch_size=256 \
     --gpus=auto --results_dir=tfbench_results/scaling "$@" || code=$?
   # 1: some runs did not end ok; 2: refused, or none did, which the other mode would not change.

@@ -22,7 +22,8 @@ if [[ $# -eq 0 || $1 == -* || ! ${2:-1} =~ ^[0-9]+$ ]]; then
 fi
 folder=$(realpath --canonicalize-missing "$1") limit_s=${2:-3600}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-python=${TFBENCH_VENV:-.venv}/bin/python
+. scripts/setup_venv.sh
+python=$(venv_python) || exit 2
 shift $(($# < 2 ? $# : 2))
 grace_s=70 # that an interrupted run gets to write its row, as it cannot while it compiles
 least_s=20 # nothing is begun with less

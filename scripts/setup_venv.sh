@@ -2,6 +2,7 @@
 # Sourced by the other scripts: a virtual environment with tfbench in it, made once and checked in no time.
 #
 #   setup_venv EXTRAS    e.g. setup_venv data,test
+#   venv_python          prints the path of its interpreter
 #
 # TFBENCH_VENV names its folder (default: .venv in the project), TFBENCH_PYTHON the interpreter that makes it.
 
@@ -25,6 +26,13 @@ find_python() {
 
 has_nvidia_driver() {
   command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU '
+}
+
+# The interpreter of an environment that is there; the other scripts set none up.
+venv_python() {
+  local python=${TFBENCH_VENV:-.venv}/bin/python
+  [ -x "$python" ] || fail "no $python: run ./scripts/quickstart.sh first, which makes it, or set TFBENCH_VENV"
+  echo "$python"
 }
 
 setup_venv() {

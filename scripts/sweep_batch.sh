@@ -7,6 +7,8 @@
 # ended it, it runs only what is missing; --retry=none leaves alone what did not fit.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-exec "${TFBENCH_VENV:-.venv}/bin/python" -m tfbench.sweep \
+. scripts/setup_venv.sh
+python=$(venv_python) || exit 2
+exec "$python" -m tfbench.sweep \
   --sweep="precision=tf32,mixed_float16 per_replica_batch_size=32,64,128,256,512" \
   --model=resnet50 --gpus=1 --results_dir=tfbench_results/batch "$@"

@@ -6,6 +6,8 @@
 # Started again after whatever ended it, it runs only what is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-exec "${TFBENCH_VENV:-.venv}/bin/python" -m tfbench.sweep \
+. scripts/setup_venv.sh
+python=$(venv_python) || exit 2
+exec "$python" -m tfbench.sweep \
   --sweep="model=resnet50,bert_large precision=fp32,tf32,mixed_float16,mixed_bfloat16" \
   --repeats=3 --gpus=1 --results_dir=tfbench_results/precision "$@"

@@ -1,5 +1,6 @@
 """The shell scripts that string sweeps and the report together, with a stand-in for the run itself."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -94,11 +95,38 @@ class TestNightly:
         assert {row.status for row in self.rows} == {"failed"}
         assert not (scripts.folder / "nightly" / "good.csv").exists()
 
+    def test_a_cpu_is_asked_for_what_it_can(self, scripts):
+        done = scripts.run("nightly.sh", "--gpus=0", "--repeats=1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder,) = (scripts.folder / "nightly").glob("2*")
+        assert [row.flags for row in records.read(folder / "runs.csv")] == ["--seed=0"] * 2
+        assert "model=bert_base precision=fp32" in done.stdout
+
     def test_another_configuration_is_not_passed_over(self, scripts):
         assert self.night(scripts).returncode == 0
         other = scripts.run("nightly.sh", *self.FLAGS, "--seed=5")
         assert other.returncode == 2
         assert "nothing could be compared; to start anew from tonight: cp " in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [("nightly.sh", ()), ("scaling.sh", ()), ("scaling_study.sh", ("out",)), ("sweep_batch.sh", ()),
+     ("sweep_precision.sh", ())],
+)  # fmt: skip
+def test_without_a_virtual_environment(tmp_path, script, arguments):
+    done = subprocess.run(
+        [ROOT / "scripts" / script, *arguments],
+        env=os.environ | {"TFBENCH_VENV": "/none"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert line.startswith("error: no /none/bin/python: run ./scripts/quickstart.sh first")
+    assert not list(tmp_path.iterdir())
 
 
 class TestScaling:

@@ -305,7 +305,7 @@ class TestRefused:
             (["--scaling=weak", "--sweep=gpus=1,2"], "--sweep=gpus: --scaling chooses the values of gpus"),
             (
                 ["--scaling=strong", "--cpu_replicas=4", "--per_replica_batch_size=6", "--sweep=seed=1,2"],
-                "point seed=2 replicas=4: --per_replica_batch_size=6: for strong scaling a multiple of 4",
+                "point seed=1 replicas=4: --per_replica_batch_size=6: for strong scaling a multiple of 4",
             ),
         ],
     )

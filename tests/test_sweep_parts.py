@@ -90,6 +90,7 @@ class TestMatrix:
             "point precision=tf32 gpus=2",
         ]
         assert "only 1 visible" in lines[0]
+        assert lines[2].partition(": ")[2] == "as point precision=fp32 gpus=2"
 
     @pytest.mark.parametrize("text", ["tag=a,b", "gpus=auto,1"])
     def test_points_that_are_one_run(self, text):

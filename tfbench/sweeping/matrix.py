@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,15 @@ class Point:
 
 
 class ImpossiblePointsError(ValueError):
-    """Points that cannot be run: one line for each, with the point and the reason."""
+    """Points that cannot be run: one line for each, with the point and the reason, each reason once."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]):
+        first: dict[str, str] = {}  # point by reason
+        lines = []
+        for name, why in problems:
+            same = first.setdefault(why, name)
+            lines.append(f"point {name}: {why if same == name else f'as point {same}'}")
+        super().__init__("\n".join(lines))
 
 
 def parse_text(text: str) -> Matrix:
@@ -150,20 +158,20 @@ def complete_points(
     """
     points: list[Point] = []
     sentences: dict[str, None] = {}  # a set that keeps the order
-    problems: list[str] = []
+    problems: list[tuple[str, str]] = []
     names_by_key: dict[str, str] = {}
     for combination in combinations(matrix):
         name = " ".join(f"{key}={value}" for key, value in combination.items()) or f"model={base['model']}"
         try:
             config, said = complete(dict(base) | choices_of(combination), machine)
         except ConfigError as error:
-            problems.append(f"point {name}: {error}")
+            problems.append((name, f"{error}"))
             continue
         same = names_by_key.setdefault(config.run_key, name)
         if same != name:
-            problems.append(f"point {name}: measures the same as point {same}; sweep what changes the run")
+            problems.append((name, f"measures the same as point {same}; sweep what changes the run"))
         points.append(Point(name, config))
         sentences |= dict.fromkeys(said)
     if problems:
-        raise ImpossiblePointsError("\n".join(problems))
+        raise ImpossiblePointsError(problems)
     return points, list(sentences)

@@ -86,13 +86,13 @@ def studies(
                 single = points[0].config if points else None
                 config, said = complete(_choices(shared, count, single), machine)
             except ConfigError as error:
-                problems.append(f"point {name}: {error}")
+                problems.append((name, f"{error}"))
                 continue
             points.append(Point(name, config))
             sentences |= dict.fromkeys(said)
         made.append(Study(tuple(points)))
     if problems:
-        raise ImpossiblePointsError("\n".join(problems))
+        raise ImpossiblePointsError(problems)
     return made, list(sentences)
 
 
