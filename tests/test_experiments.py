@@ -413,6 +413,17 @@ def test_means_join_no_two_machines(tmp_path, capsys):
     assert "configuration: four, one" in said
 
 
+def test_an_answer_that_a_full_disk_takes_names_the_folder(tmp_path, monkeypatch, capsys):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(study.Figure, "savefig", full)
+    path = write(tmp_path / "runs.csv", row(1.0, num_gpus=1, flags="--model=resnet50 --precision=fp32"))
+    with pytest.raises(ConfigError, match=f"--results_dir={tmp_path}: the answer is not written: .*No space"):
+        ask("precision_speedup", tmp_path, f"--reuse={path}")
+    assert "precision_speedup" in capsys.readouterr().out  # the table was shown
+
+
 @pytest.mark.slow
 def test_xla_compares_with_plain_keras(trained):
     """The same net: as many parameters as tfbench's. Its row of the other experiments is taken again."""

@@ -296,6 +296,9 @@ class Experiment:
 
         Returns:
             The exit code: 0 where every run ended ok, 1 where some did, 2 where none did, 130 after Ctrl-C.
+
+        Raises:
+            ConfigError: the files cannot be written.
         """
         self.display.grid(self.name, tuple(header), [tuple(map(_shown, line)) for line in lines])
         self.display.say(answer)
@@ -304,9 +307,12 @@ class Experiment:
         if self.code == EXIT_INTERRUPTED and self.good_points < 2 and table.exists():
             self.display.say(f"{table} is left as it was")
             return self.code
-        with open(table, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(_spread(header, lines))
-        figure.savefig(picture, dpi=150)
+        try:
+            with open(table, "w", newline="", encoding="utf-8") as file:
+                csv.writer(file, lineterminator="\n").writerows(_spread(header, lines))
+            figure.savefig(picture, dpi=150)
+        except OSError as error:
+            raise ConfigError("results_dir", self.folder, f"the answer is not written: {error}") from error
         self.display.say(f"table: {table}   picture: {picture}")
         return self.code
 
