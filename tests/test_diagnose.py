@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import io
 import time
 import types
@@ -13,10 +14,11 @@ from rich.console import Console
 
 from tfbench import diagnose
 from tfbench import step as step_module
+from tfbench.config import BenchmarkConfig
 from tfbench.data import Input
 from tfbench.display import Display
 from tfbench.measure import verdict
-from tfbench.measure.timing import Window
+from tfbench.measure.timing import Window, WindowTimer
 from tfbench.step import HostLoop
 from tfbench.training import Training
 
@@ -144,3 +146,50 @@ def test_one_program_has_no_all_reduce_to_leave_out(place, can_be_left_out):
     other = copy.copy(config)
     object.__setattr__(other, "collectives", place)  # which its own check grants to GPUs only
     assert ("without all-reduce" in diagnose._variants(other, training)) is can_be_left_out
+
+
+@pytest.mark.parametrize(
+    ("steps", "steps_per_loop", "gap_ms"),
+    [
+        (20, 10, 0.2),  # two rows of ten
+        (20, 16, 0.5),  # a row of 16 and four single steps
+        (4, 1, 2.0),
+        (4, 10, 2.0),  # no row of ten fits: single steps
+        (10, 50, 2.0),  # rows would be of 20
+        (100, 100, 0.1),  # five rows of 20
+        (1, 10, None),  # every loop starts that step by itself
+    ],
+)
+def test_host_gap_counts_the_rows_that_ran(monkeypatch, steps, steps_per_loop, gap_ms):
+    """A card that takes 10 ms a step, a host that takes 2 ms to start a row."""
+    config, training = trained(resident=True, steps_per_loop=steps_per_loop)
+    config = dataclasses.replace(config, steps=steps, windows=1)
+    now_s = 0.0
+
+    def start_row(num_steps):
+        nonlocal now_s
+        now_s += 0.002 + 0.010 * num_steps
+
+    variants = diagnose._variants(config, training)
+    for loop in variants.values():
+        loop._row, loop._start = start_row, lambda: None
+        loop._untraced = set()
+    monkeypatch.setattr(diagnose, "WindowTimer", functools.partial(WindowTimer, clock=lambda: now_s))
+    parts = diagnose._parts(config, diagnose._measure(config, variants, 2))
+    if gap_ms is None:
+        assert parts.host_gap is None
+    else:
+        assert parts.host_gap.ms == pytest.approx(gap_ms)
+        assert parts.compute.ms == pytest.approx(10)
+
+
+def test_host_gap_is_not_a_wait_for_input():
+    """30 ms as it is, 12 without input, of which 2 are the host's at one step a row and 0.5 at four."""
+    config = BenchmarkConfig(model="resnet50", steps=4)
+    times_ms = {"as it is": 30.0, "input alone": 15.0, "without input": 12.0, diagnose.OTHER_LOOP: 10.5}
+    windows = {
+        name: [Window(index, 4, 4, 0.0, 4 * ms / 1000) for index in range(2)] for name, ms in times_ms.items()
+    }
+    parts = diagnose._parts(config, windows)
+    assert (parts.input_wait.ms, parts.host_gap.ms) == pytest.approx((18, 2))
+    assert parts.compute.ms == pytest.approx(10)

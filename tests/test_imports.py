@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "data": {"config", "malloc", "models", "pinned"},
     "flags": _CHOICES,
     "defaults": _CHOICES | {"hardware", "kernels"},
-    "training": {"data"},
+    "training": {"config", "data"},
     "checks": {"devices", "hardware", "measure"},
     "sweeping": {
         "config",

@@ -49,6 +49,27 @@ SCALING_MODES = ("weak", "strong")
 LEARNING_RATE_SCHEDULES = ("constant", "cosine", "linear")
 
 
+def calls_of(num_steps: int, steps_per_call: int) -> list[int]:
+    """Steps of each call of the loop that makes `num_steps` updates."""
+    calls, rest = divmod(num_steps, steps_per_call)
+    return [steps_per_call] * calls + [rest] * bool(rest)
+
+
+def rows_of(call: int, steps_per_call: int) -> list[int]:
+    """Steps of each row, traced once and started by the host, in a call of the loop for `call` updates.
+
+    Rows are as long as most calls, but LONGEST_ROW at most; what is left is made one by one.
+    """
+    length = min(steps_per_call, LONGEST_ROW)
+    rows, rest = divmod(call, length)
+    return [length] * rows + [1] * rest
+
+
+def rows_of_window(num_steps: int, steps_per_call: int) -> list[int]:
+    """Steps of each row of a window of `num_steps` updates."""
+    return [row for call in calls_of(num_steps, steps_per_call) for row in rows_of(call, steps_per_call)]
+
+
 class ConfigError(ValueError):
     """A flag value that cannot be: the message names the flag, the value and what would be accepted."""
 

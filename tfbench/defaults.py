@@ -7,7 +7,7 @@ ends in about two minutes.
 import dataclasses
 from typing import Any
 
-from tfbench.config import LONGEST_ROW, SYNTHETIC_LR_WARMUP_STEPS, BenchmarkConfig, ConfigError
+from tfbench.config import SYNTHETIC_LR_WARMUP_STEPS, BenchmarkConfig, ConfigError, rows_of_window
 from tfbench.data import (
     parse,
     require_dali,
@@ -213,16 +213,29 @@ def _doubts(config: BenchmarkConfig, compute_capability: tuple[int, int] | None)
             for name in ("per_replica_batch_size", "seq_length")
             if (value := getattr(config, name)) and value % 8
         ]
-    row = min(config.steps_per_loop, LONGEST_ROW)
-    if 1 < row >= config.warmup_steps:
-        doubts.append(
-            f"--warmup_steps={config.warmup_steps}: the first call of {row} steps in a row "
-            f"(--steps_per_loop={config.steps_per_loop}) falls into the first window, which is slow. "
-            f"More than {row} keep it out."
-        )
+    doubts += _loop_doubts(config)
     if config.kernels == "fused" and _where(config, compute_capability) != FUSED_TRAINED:
         doubts.append(
             "--kernels=fused has trained on Hopper in mixed_float16 only: elsewhere it may be slower than "
             "--kernels=plain, need more shared memory than the card has, or skip steps: see steps_skipped."
+        )
+    return doubts
+
+
+def _loop_doubts(config: BenchmarkConfig) -> list[str]:
+    """What --steps_per_loop makes of the first, longest window, where a user may think otherwise."""
+    doubts = []
+    steps, asked = config.steps_of_windows[0], config.steps_per_loop
+    rows = rows_of_window(steps, asked)
+    row = max(rows)
+    if asked > steps:
+        singles = " and single steps" if 1 in rows else ""
+        runs = f"steps run in rows of {row}{singles}" if row > 1 else "every step runs by itself"
+        doubts.append(f"--steps_per_loop={asked}: a window has {steps} (--steps ÷ --windows), so {runs}.")
+    if row > 1 and row not in rows_of_window(config.warmup_steps - 1, asked):
+        doubts.append(
+            f"--warmup_steps={config.warmup_steps}: the first call of {row} steps in a row "
+            f"(--steps_per_loop={asked}) falls into the first window, which is slow. "
+            f"More than {row} keep it out."
         )
     return doubts

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfbench import devices
-from tfbench.config import BenchmarkConfig
+from tfbench.config import BenchmarkConfig, rows_of_window
 from tfbench.display import Display
 from tfbench.journal import Observed
 from tfbench.measure import statistics, verdict
@@ -17,7 +17,8 @@ from tfbench.measure.timing import Window, WindowTimer
 from tfbench.training import Training, run_steps
 
 ROUNDS = 6  # windows of each variant
-OTHER_STEPS_PER_CALL = 10  # compared with a loop of one step a call
+OTHER_STEPS_PER_CALL = 10  # at most; compared with a loop that starts every step by itself
+OTHER_LOOP = "in other rows"
 
 
 def measure_parts(config: BenchmarkConfig, training: Training, display: Display) -> verdict.Parts:
@@ -28,7 +29,7 @@ def measure_parts(config: BenchmarkConfig, training: Training, display: Display)
     """
     variants = _variants(config, training)
     display.say(f"diagnosing: {', '.join(variants)}; {ROUNDS} windows of each, in turn")
-    return _parts(config, variants, _measure(config, variants, ROUNDS))
+    return _parts(config, _measure(config, variants, ROUNDS))
 
 
 def measure_input_wait(config: BenchmarkConfig, training: Training, observed: Observed) -> float:
@@ -70,9 +71,23 @@ def _variants(config: BenchmarkConfig, training: Training) -> dict[str, Any]:
     if config.num_replicas > 1 and config.collectives != "inside":
         alone = functools.partial(training.step, reduce=False)
         variants["without all-reduce"] = loop(alone, next_batch, config.steps_per_loop)
-    other = 1 if config.steps_per_loop > 1 else OTHER_STEPS_PER_CALL
-    variants[f"with {other} a call"] = loop(training.step, next_batch, other)
+    other = _other_steps_per_call(config)
+    if _rows_per_step(config, other) != _rows_per_step(config, config.steps_per_loop):
+        variants[OTHER_LOOP] = loop(training.step, next_batch, other)
     return variants
+
+
+def _rows_per_step(config: BenchmarkConfig, steps_per_call: int) -> float:
+    """Rows that the host starts ÷ steps, in a window of `_measure`."""
+    steps = config.steps_of_windows[0]
+    return len(rows_of_window(steps, steps_per_call)) / steps
+
+
+def _other_steps_per_call(config: BenchmarkConfig) -> int:
+    """Of a loop that makes other rows than the run's: single steps, else a row that fits into a window."""
+    if _rows_per_step(config, config.steps_per_loop) < 1:
+        return 1
+    return min(OTHER_STEPS_PER_CALL, config.steps_of_windows[0])
 
 
 def _without_input(config: BenchmarkConfig, training: Training) -> tuple[Any, Callable[[], dict[str, Any]]]:
@@ -95,19 +110,18 @@ def _only_read(batch: dict[str, Any], totals: Any) -> Any:
     return totals._replace(loss_last=seen)
 
 
-def _parts(
-    config: BenchmarkConfig, variants: dict[str, Any], windows: dict[str, list[Window]]
-) -> verdict.Parts:
+def _parts(config: BenchmarkConfig, windows: dict[str, list[Window]]) -> verdict.Parts:
     """From the variants' windows to the parts of a step."""
-    as_is, other_name = windows["as it is"], list(variants)[-1]
+    as_is, other_loop = windows["as it is"], windows.get(OTHER_LOOP)
     resident = windows.get("without input", as_is)
     alone = windows.get("without all-reduce")
+    rows_per_step = [
+        _rows_per_step(config, each) for each in (config.steps_per_loop, _other_steps_per_call(config))
+    ]
     waits = {
         "input_wait": verdict.difference(as_is, resident) if "without input" in windows else None,
         "exposed_communication": verdict.difference(resident, alone) if alone else None,
-        "host_gap": verdict.host_gap(
-            resident, windows[other_name], config.steps_per_loop, variants[other_name].steps_per_call
-        ),
+        "host_gap": verdict.host_gap(resident, other_loop, *rows_per_step) if other_loop else None,
     }
     step_ms = statistics.step_time_ms(as_is).mean
     rest_ms = step_ms - sum(part.ms for part in waits.values() if part is not None)

@@ -176,7 +176,9 @@ class RunRecord:
     exposed_communication_ms: float | None = _column(
         "ms", "of a step: what goes away without the all-reduce (--diagnose)"
     )
-    host_gap_ms: float | None = _column("ms", "of a step: the host between calls of the loop (--diagnose)")
+    host_gap_ms: float | None = _column(
+        "ms", "of a step: the host between calls of compiled steps; empty in windows of 1 step (--diagnose)"
+    )
     verdict: str | None = _column("", "what holds the run back most (--diagnose)")
 
     loss_first: float | None = _column("", "mean loss of the first window")

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops  # public API has no other way to TensorFlow's numbers
 
-from tfbench.config import LONGEST_ROW, BenchmarkConfig
+from tfbench.config import BenchmarkConfig, rows_of
 from tfbench.models.spec import Batch, ModelSpec
 from tfbench.models.transit import arrived
 from tfbench.optimizers import OPTIMIZERS, Hyperparameters, learning_rate_at
@@ -257,8 +257,7 @@ class HostLoop:
             self._totals = Totals(*[_state(0.0) for _ in Totals._fields])
         self._start = tf.function(self._zero_totals, autograph=False)
         self._row = tf.function(self._run_in_a_row, autograph=False)
-        self._row_length = min(steps_per_call, LONGEST_ROW)
-        self._untraced = {self._row_length, 1}
+        self._untraced = {*rows_of(steps_per_call, steps_per_call), 1}
 
     def __call__(self, num_steps: int) -> Totals:
         """Start `num_steps` updates.
@@ -280,8 +279,7 @@ class HostLoop:
 
     def _started(self, num_steps: int) -> Totals:
         self._start()
-        rows, rest = divmod(num_steps, self._row_length)
-        for length in [self._row_length] * rows + [1] * rest:
+        for length in rows_of(num_steps, self.steps_per_call):
             self._row(length)
         each = map(self.strategy.experimental_local_results, self._totals)
         return Totals(*[_Sum([_read(own) for own in total]) for total in each])

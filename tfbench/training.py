@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from tfbench.config import calls_of
 from tfbench.data import Input
 
 
@@ -18,7 +19,4 @@ class Training:
 
 def run_steps(loop: Any, steps: int, steps_per_call: int) -> list[Any]:
     """Start `steps` updates in calls of `steps_per_call`; their totals, still on the device."""
-    calls = [steps_per_call] * (steps // steps_per_call)
-    if steps % steps_per_call:
-        calls.append(steps % steps_per_call)
-    return [loop(count) for count in calls]
+    return [loop(count) for count in calls_of(steps, steps_per_call)]

@@ -3,7 +3,7 @@
 A diagnosed run is measured in variants that each leave one thing out. With s(v) the step time of a variant:
 
     input wait             s(as is) − s(resident batch)
-    host gap               h ÷ k, from s(k steps a call) = c + h ÷ k, measured at the run's k and at another
+    host gap               h · r, from s(r rows a step) = c + h · r, measured at the run's r and at another
     exposed communication  s(resident batch) − s(no all-reduce)
     compute                what is left of s(as is)
 """
@@ -117,19 +117,24 @@ def _welch_quantile(variances: Sequence[float], freedoms: Sequence[int]) -> floa
 
 
 def host_gap(
-    as_run: Sequence[Window], other: Sequence[Window], steps_per_call: int, other_steps_per_call: int
-) -> Part:
-    """Share of the host in a step at `steps_per_call`: h ÷ k of s(k) = c + h ÷ k.
+    as_run: Sequence[Window], other: Sequence[Window], rows_per_step: float, other_rows_per_step: float
+) -> Part | None:
+    """Milliseconds of the host in a step as it was run: h · r of s(r) = c + h · r.
 
-    Raises:
-        ValueError: both variants run the same number of steps a call.
+    Args:
+        as_run: windows of the run as it is.
+        other: of a loop in other rows.
+        rows_per_step: rows of steps that the host started ÷ steps in them.
+        other_rows_per_step: likewise the other's.
+
+    Returns:
+        None where both are the same: nothing can be told apart.
     """
-    if steps_per_call == other_steps_per_call:
-        raise ValueError(f"two different numbers of steps a call are needed, not {steps_per_call} twice")
-    few, many = (other, as_run) if other_steps_per_call < steps_per_call else (as_run, other)
-    least, most = sorted((steps_per_call, other_steps_per_call))
-    factor = 1 / (1 / least - 1 / most) / steps_per_call
-    apart = difference(few, many)
+    apart_rows = rows_per_step - other_rows_per_step
+    if not apart_rows:
+        return None
+    apart = difference(as_run, other) if apart_rows > 0 else difference(other, as_run)
+    factor = rows_per_step / abs(apart_rows)
     scaled = [None if value is None else value * factor for value in (apart.low_ms, apart.high_ms)]
     return Part(apart.ms * factor, *scaled)
 
@@ -155,7 +160,8 @@ def _waits(parts: Parts, steps_per_loop: int) -> list[Finding]:
     candidates = (
         (parts.input_wait, "input bound", "waits for input" + alone, help_input),
         (parts.host_gap, "host bound", "waits for the host between calls of the loop",
-         f"raise --steps_per_loop={steps_per_loop}, and keep Python out of the loop"),
+         f"raise --steps_per_loop={steps_per_loop} and with it the steps of a window (--steps ÷ --windows), "
+         "and keep Python out of the loop"),
         (parts.exposed_communication, "communication bound", "waits for the all-reduce",
          "a larger --per_replica_batch_size, --accumulate, or --collectives=update"),
     )  # fmt: skip
