@@ -340,3 +340,22 @@ def test_rows_that_run_otherwise_than_a_user_may_think(steps, windows, warmup_st
     assert len(sentences) == len(said)
     for sentence, words in zip(sentences, said, strict=True):
         assert words in sentence
+
+
+@pytest.mark.parametrize(
+    ("card_gib", "choices", "expected"),
+    [
+        # ResNet-50: 41 MiB at 224 pixels, 164 at 448: 256 are 41 GiB, 512 are 82, and 80 % of 80 are 64.
+        (80.0, {}, 1024),
+        (80.0, {"image_size": 448}, 256),
+        (12.0, {"image_size": 112}, 512),  # 10.25 MiB each: 5.1 GiB; 1024 would be 10.25 of 9.6
+        # BERT-large, fused: 4 × 190 MiB at 512 tokens: 64 are 47.5 GiB (29.7 on a card), 128 are 95.
+        (141.0, {"model": "bert_large", "seq_length": 512, "kernels": "fused"}, 128),
+        (80.0, {"model": "bert_large", "seq_length": 512, "kernels": "fused"}, 64),
+        # Plain: 4 × 142 + 16 × 48 = 1,336 MiB each: 64 are 83.5 GiB, 32 are 41.75.
+        (141.0, {"model": "bert_large", "seq_length": 512, "kernels": "plain"}, 64),
+        (80.0, {"model": "bert_large", "seq_length": 512, "kernels": "plain"}, 32),
+    ],
+)
+def test_default_batch_fits_larger_samples(card_gib, choices, expected):
+    assert config_of(machine(gpu(memory_gib=card_gib)), **choices).per_replica_batch_size == expected

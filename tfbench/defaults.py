@@ -46,13 +46,16 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     compute_capability = _least_capability(machine, gpus)
     chosen.setdefault("precision", fastest_precision(compute_capability if gpus else None))
     _refuse_precision(chosen["precision"], gpus, compute_capability)
-    sizes = _sizes(spec, spec.on_gpu if gpus else spec.on_cpu, chosen, machine.gpus[:gpus])
+    sizes = _sizes(spec.on_gpu if gpus else spec.on_cpu, chosen)
     if not gpus:
-        sentences.append(_shrunk(spec, sizes, chosen))
+        sentences.append(_shrunk(spec, sizes))
     sized = sizes | chosen
     config = BenchmarkConfig(**_other_defaults(spec, sized, bool(gpus)) | sized | {"gpus": gpus})
     _refuse_sizes(config, spec)
     config = dataclasses.replace(config, kernels=_kernels(config, spec, compute_capability))
+    if "per_replica_batch_size" not in chosen:
+        fits = _batch_that_fits(config, spec, machine)
+        config = dataclasses.replace(config, per_replica_batch_size=fits)
     dataset_spec, _ = parse(config.data)
     dataset_spec.check(config, spec)
     require_image_files(config, dataset_spec)
@@ -106,26 +109,38 @@ def _refuse_precision(precision: str, gpus: int, compute_capability: tuple[int, 
         )
 
 
-def _sizes(
-    spec: ModelSpec, defaults: Defaults, chosen: dict[str, Any], gpus: tuple[Any, ...]
-) -> dict[str, Any]:
-    """Sizes of the run that the user did not choose."""
+def _sizes(defaults: Defaults, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the run that the user did not choose, whatever the memory."""
     sizes = {
-        name: getattr(defaults, name)
-        for name in ("steps", "warmup_steps", "windows", "steps_per_loop", "image_size", "seq_length")
-        if name not in chosen
+        field.name: getattr(defaults, field.name)
+        for field in dataclasses.fields(defaults)
+        if field.name not in chosen
     }
     if "steps" in chosen and "windows" not in chosen:
         sizes["windows"] = min(defaults.windows, chosen["steps"])
-    if "per_replica_batch_size" not in chosen:
-        batch = defaults.per_replica_batch_size
-        half = chosen["precision"].startswith("mixed")
-        mib_each = spec.activation_mib_per_sample * (1 if half else 2)
-        memories_mib = [gpu.memory_gib * 1024 for gpu in gpus if gpu.memory_gib]
-        while batch > 8 and memories_mib and batch * mib_each > MEMORY_SHARE * min(memories_mib):
-            batch //= 2
-        sizes["per_replica_batch_size"] = batch
     return sizes
+
+
+def _batch_that_fits(config: BenchmarkConfig, spec: ModelSpec, machine: Machine) -> int:
+    """Samples: the config's, halved until they fit into the smallest GPU's memory, but 8 at least."""
+    batch = config.per_replica_batch_size
+    mib_each = _activation_mib(config, spec) * (1 if config.precision.startswith("mixed") else 2)
+    memories_mib = [gpu.memory_gib * 1024 for gpu in machine.gpus[: config.gpus] if gpu.memory_gib]
+    while batch > 8 and memories_mib and batch * mib_each > MEMORY_SHARE * min(memories_mib):
+        batch //= 2
+    return batch
+
+
+def _activation_mib(config: BenchmarkConfig, spec: ModelSpec) -> float:
+    """Of a sample in half precision: with an image's pixels, a sequence's tokens and their pairs."""
+    at, mib = spec.on_gpu, spec.activation_mib_per_sample
+    if config.image_size and at.image_size:
+        return mib * (config.image_size / at.image_size) ** 2
+    assert config.seq_length
+    assert at.seq_length
+    longer = config.seq_length / at.seq_length
+    pairs = spec.attention_mib_per_sample
+    return (mib - pairs) * longer + pairs * longer ** (1 if config.kernels == "fused" else 2)
 
 
 def _other_defaults(spec: ModelSpec, sized: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
@@ -145,7 +160,7 @@ def _other_defaults(spec: ModelSpec, sized: dict[str, Any], on_gpu: bool) -> dic
     }
 
 
-def _shrunk(spec: ModelSpec, sizes: dict[str, Any], chosen: dict[str, Any]) -> str:
+def _shrunk(spec: ModelSpec, sizes: dict[str, Any]) -> str:
     """What the CPU's defaults make of the run, for the user; empty where the user chose it all."""
     names = ("per_replica_batch_size", "image_size", "seq_length", "steps")
     shrunk = [f"--{name}={sizes[name]}" for name in names if sizes.get(name)]

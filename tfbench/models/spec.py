@@ -44,7 +44,10 @@ class ModelSpec:
     flops_per_sample: Callable[[BenchmarkConfig], int]  # forward + backward, 1 MAC = 2 FLOPs
     on_gpu: Defaults
     on_cpu: Defaults
-    activation_mib_per_sample: float  # peak memory that grows with the batch, half precision
+    # Peak memory that grows with the batch, in half precision, at on_gpu's image_size or seq_length; of it
+    # what grows with the square of seq_length where every pair of tokens has its score in memory.
+    activation_mib_per_sample: float
+    attention_mib_per_sample: float = 0.0
     optimizer: str
     learning_rate: float
     weight_decay: float
