@@ -26,7 +26,7 @@ def run(config, monkeypatch, codes, rows=()):
     """Repeats with children that end with these codes and have written these rows."""
     commands = []
 
-    def child(command):
+    def child(command, series):
         commands.append(command)
         return codes[len(commands) - 1]
 
@@ -72,4 +72,6 @@ def test_a_failure_shows_and_ctrl_c_ends_it(config, monkeypatch, codes, ended, r
 
 
 def test_child_is_a_real_process():
-    assert repeats._run(["/bin/sh", "-c", "exit 3"]) == 3
+    with repeats._Stoppable() as series:
+        assert repeats._run(["/bin/sh", "-c", "exit 3"], series) == 3
+    assert not series.stopped

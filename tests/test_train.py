@@ -244,6 +244,34 @@ def stopped(tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_sigterm_to_repeats_alone_ends_the_run_and_the_series(tmp_path):
+    flags = (
+        "--repeats=3", "--model=resnet_tiny", "--gpus=0", "--image_size=8", "--per_replica_batch_size=4",
+        "--steps=1000000", "--windows=200000", "--warmup_steps=2", "--results_dir=out",
+    )  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfbench.train", *flags],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    output = ""
+    for line in process.stdout:
+        output += line
+        if "measuring" in line:
+            break
+    process.send_signal(signal.SIGTERM)  # the child is not in the way of this one
+    rest, _ = process.communicate(timeout=DEADLINE_S)
+    output += rest
+    assert process.returncode == 130, output
+    assert only_row(tmp_path / "out").status == "interrupted"
+    assert "run 2 of 3" not in output
+
+
+@pytest.mark.slow
 class TestCtrlC:
     def test_exit_code_is_the_shells(self, stopped):
         assert stopped[0] == 130, stopped[1]

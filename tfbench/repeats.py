@@ -4,11 +4,14 @@ TensorFlow-free.
 """
 
 import datetime
+import signal
 import statistics as stdlib_statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 from tfbench import records
 from tfbench.config import BenchmarkConfig
@@ -27,27 +30,61 @@ def repeat(config: BenchmarkConfig, count: int, display: Display) -> int:
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     command = [sys.executable, "-m", "tfbench.train", *to_flags(config)]
     codes: list[int] = []
-    for number in range(count):
-        display.say(f"run {number + 1} of {count}")
-        codes.append(_run(command))
-        if codes[-1] == 130:
-            break
+    with _Stoppable() as series:
+        for number in range(count):
+            display.say(f"run {number + 1} of {count}")
+            codes.append(_run(command, series))
+            if series.stopped or codes[-1] == 130:
+                break
     rows = _rows_since(config, started)
     if len(rows) > 1:
         display.table(f"{len(rows)} runs of {config.model}", table(rows))
-    if 130 in codes:
+    if series.stopped or 130 in codes:
         return 130
     return 0 if not any(codes) else 1
 
 
-def _run(command: Sequence[str]) -> int:
-    """Exit code of a child; Ctrl-C reaches it too, and it ends with a row, so it is waited for."""
+class _Stoppable:
+    """A series of children that Ctrl-C and SIGTERM end in a `with` block.
+
+    The child that runs ends with a row, so it is waited for. A terminal's Ctrl-C reaches it by itself;
+    SIGTERM, which a scheduler may send to this process alone, is handed on.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self.child: subprocess.Popen[bytes] | None = None
+        self._told = False  # to end by SIGTERM
+        self._kept: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as in a background job of a script
+                self._kept[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self._kept.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopped = True
+        if number == signal.SIGTERM:
+            self._told = True
+            self.tell()
+
+    def tell(self) -> None:
+        """Hands a SIGTERM on, if there was one."""
+        if self._told and self.child is not None:
+            self.child.terminate()
+
+
+def _run(command: Sequence[str], series: _Stoppable) -> int:
+    """Exit code of a child of the series."""
     with subprocess.Popen(command) as child:
-        while True:
-            try:
-                return child.wait()
-            except KeyboardInterrupt:
-                continue
+        series.child = child
+        series.tell()  # of what came while the child began
+        return child.wait()
 
 
 def _rows_since(config: BenchmarkConfig, started: str) -> list[RunRecord]:
