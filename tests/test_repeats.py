@@ -46,6 +46,19 @@ def test_median_spread_and_intervals_by_hand(config, monkeypatch):
         assert figure in shown
 
 
+def test_two_runs_have_the_interval_from_end_to_end(config, monkeypatch):
+    """Student's of two, 570 ± 12.706 · 99 ÷ √2, would begin below 0."""
+    rows = [row(config, 500, 480, 521), row(config, 640, 601, 655)]
+    shown = run(config, monkeypatch, [0, 0], rows)[2]
+    assert "570.0" in shown
+    assert "480.0 to 655.0" in shown
+
+
+def test_runs_too_far_apart_have_no_interval(config, monkeypatch):
+    rows = [row(config, rate, rate, rate) for rate in (10, 10, 1000)]  # 340 ± 4.303 · 571.6 ÷ √3
+    assert "95 %: not known" in run(config, monkeypatch, [0] * 3, rows)[2]
+
+
 def test_each_run_is_a_process_with_every_flag(config, monkeypatch):
     _, commands, _ = run(config, monkeypatch, [0, 0])
     assert len(commands) == 2

@@ -100,10 +100,13 @@ def _rows_since(config: BenchmarkConfig, started: str) -> list[RunRecord]:
 
 
 def table(rows: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
-    """The runs together as (name, value, remark): the median, its interval over runs, the spread."""
+    """The runs together as (name, value, remark): the median, the mean with its interval, the spread."""
     rates = [row.samples_per_sec for row in rows if row.samples_per_sec is not None]
     median = stdlib_statistics.median(rates)
-    low, high = statistics.mean_interval(rates)
+    interval = statistics.interval_over_runs(
+        rates, [(row.samples_per_sec_low, row.samples_per_sec_high) for row in rows]
+    )
+    between = "95 %: {:,.1f} to {:,.1f}".format(*interval) if interval else "95 %: not known of these runs"
     spread = (max(rates) - min(rates)) / median
     holding = sum(
         1
@@ -112,7 +115,7 @@ def table(rows: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
     )
     return [
         ("samples/s", f"{median:,.1f}", "median of the runs"),
-        ("mean of the runs", f"{stdlib_statistics.fmean(rates):,.1f}", f"95 %: {low:,.1f} to {high:,.1f}"),
+        ("mean of the runs", f"{stdlib_statistics.fmean(rates):,.1f}", between),
         ("spread", f"{100 * spread:.2f} %", f"{min(rates):,.1f} to {max(rates):,.1f}"),
         ("intervals", f"{holding} of {len(rows)}", "single runs' 95 % intervals that hold the median"),
     ]
