@@ -25,8 +25,10 @@ from tensorflow.python.eager import context  # public API has no other way to a 
 
 from tfbench import precision
 from tfbench import step as step_module
+from tfbench.journal import Observed
 from tfbench.models.losses import IMAGE_MEAN, IMAGE_STANDARD_DEVIATION, PerExample
 from tfbench.models.spec import Batch, ModelSpec
+from tfbench.stages import look_at_state
 from tfbench.step import HostLoop, Totals
 
 STEPS = 5
@@ -331,7 +333,7 @@ def test_overflow_from_a_large_scale_leaves_no_weight_without_a_number(seed: int
         assert scale == 2.0 ** (24 - skipped)
     assert skipped > 0
     assert iterations > 5
-    assert np.isfinite(training.step.fingerprint()).all()
+    assert np.isfinite(training.step.fingerprints()).all()
 
 
 def test_loss_scale_grows_after_finite_steps_and_stays_above_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -571,10 +573,46 @@ def test_programs_have_the_same_names_whatever_was_traced_before() -> None:
 def test_parameters_are_counted_and_a_step_moves_every_fingerprint() -> None:
     training = start(TOY_WITHOUT_NORM, TOY_BATCHES, 2)
     assert training.step.num_params == 48 * 16 + 16 + 16 * 10 + 10
-    before = training.step.fingerprint()
-    np.testing.assert_allclose(before, [np.abs(w).sum() for w in training.weights()], rtol=1e-6)
+    before = training.step.fingerprints()
+    np.testing.assert_allclose(before, [[np.abs(w).sum() for w in training.weights()]] * 2, rtol=1e-6)
     training.loop(1)
-    assert (training.step.fingerprint() != before).all()
+    assert (training.step.fingerprints() != before).all()
     bias = training.step.model.last.bias
     bias.assign([np.nan] + [0.0] * 9)
-    assert np.isfinite(training.step.fingerprint()).tolist() == [True, True, True, False]
+    assert np.isfinite(training.step.fingerprints()).tolist() == [[True, True, True, False]] * 2
+
+
+def test_a_copy_of_a_weight_that_differs_is_noticed() -> None:
+    training = start(TOY_WITHOUT_NORM, TOY_BATCHES, 2)
+    observed = Observed(weights_before=training.step.fingerprints())
+    training.loop(1)
+    look_at_state(training, observed)
+    assert observed.replicas_agree
+    _, second = training.strategy.experimental_local_results(training.step.model.last.kernel.value)
+    second.assign(second * 1.001)
+    look_at_state(training, observed)
+    assert not observed.replicas_agree
+
+
+@pytest.mark.parametrize("place", ["outside", "update", "inside"])
+def test_every_message_is_summed_once_wherever_it_is(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """One replica; a sum with an equal partner would double what plain SGD's first step does."""
+    summed: list[int] = []
+
+    def with_an_equal_partner(messages: list[Any]) -> list[Any]:
+        summed.append(len(messages))
+        return [2 * message for message in messages]
+
+    monkeypatch.setattr(step_module, "LARGE_GRADIENT_ELEMENTS", 100)
+    moved = []
+    for all_reduce in (lambda messages: messages, with_an_equal_partner):
+        monkeypatch.setattr(step_module, "_all_reduce", all_reduce)
+        training = start(TOY_WITHOUT_NORM, TOY_BATCHES, optimizer="sgd")
+        object.__setattr__(training.config, "collectives", place)  # which its own check grants to GPUs only
+        before = training.weights()
+        training.loop(1)
+        moved.append([new - old for new, old in zip(training.weights(), before, strict=True)])
+    assert summed == [3]  # two matrices, and the biases in one
+    for alone, doubled in zip(*moved, strict=True):
+        assert np.abs(alone).max() > 0
+        np.testing.assert_allclose(doubled, 2 * alone, rtol=1e-3, atol=1e-7)

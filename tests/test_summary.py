@@ -89,6 +89,7 @@ def observed(**fields) -> Observed:
         "iterations": 22,
         "retraces": 0,
         "weights_changed": True,
+        "replicas_agree": True,
     }
     return Observed(**seen | fields)
 
@@ -280,6 +281,7 @@ NAN = float("nan")
         ({"losses": [7.0, NAN, 5.0, 4.0]}, {}, "loss_not_finite"),
         ({}, {"weights_finite": False}, "weights_not_finite"),
         ({"weights_changed": False}, {}, "weights_unchanged"),
+        ({"replicas_agree": False}, {}, "replicas_differ"),
         ({"retraces": 1}, {}, "retrace_in_window"),
         ({"windows": windows(0.5, 0.75, 0.5, 0.75, samples=2559)}, {}, "samples_mismatch"),
         ({"windows": windows(0.5, 0.5, 0.75, 0.75)}, {}, "time_not_linear_in_steps"),

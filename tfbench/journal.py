@@ -49,8 +49,9 @@ class Observed:
     retraces: int | None = None  # inside the windows
     matrix_flops: float | None = None  # FLOP/s of a large product on this card
     parts: Parts | None = None  # of a step, where the run was diagnosed
-    weights_before: Any = None  # TrainStep.fingerprint at the start
+    weights_before: Any = None  # TrainStep.fingerprints at the start
     weights_changed: bool | None = None
+    replicas_agree: bool | None = None  # on every weight after the run, to the last bit
 
     def add_window(self, window: Window, loss: float, accuracy: float) -> None:
         """A whole window: Ctrl-C comes before this statement or after it, never between its parts."""

@@ -143,7 +143,7 @@ def warm_up(
             f"{steps - 1} steps (--steps_per_loop={config.steps_per_loop})"
         )
     observed.facts["warmup_steps"] = steps
-    observed.weights_before = training.step.fingerprint()
+    observed.weights_before = training.step.fingerprints()
     call_start_s = time.monotonic()
     with _without_garbage_collection():
         first = training.loop.first_step()
@@ -250,9 +250,10 @@ def look_at_input(training: Training, observed: Observed, display: Display) -> N
 def look_at_state(training: Training, observed: Observed) -> None:
     """What the updates did to the weights and to the step's own counters."""
     step = training.step
-    after = step.fingerprint()
+    after = step.fingerprints()
     observed.iterations = int(step.iterations.numpy())
     observed.weights_changed = bool((after != observed.weights_before).any())
+    observed.replicas_agree = all(np.array_equal(each, after[0], equal_nan=True) for each in after)
     observed.facts |= {
         "steps_skipped": int(step.skipped.numpy()),
         "loss_scale_final": float(step.loss_scale.numpy()) if step.scales_loss else None,

@@ -57,6 +57,7 @@ class TrainStep:
         self._updated = tf.function(self._new_state, autograph=False)
         self._compiled: dict[tuple[str, int], Callable[..., Any]] = {}
         self._first_number = ops.uid()
+        self._strategy = tf.distribute.get_strategy()
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, batch: Batch, totals: Totals, reduce: bool = True) -> Totals:
@@ -97,13 +98,17 @@ class TrainStep:
         """Trainable parameters."""
         return sum(variable.shape.num_elements() for variable in self.model.trainable_variables)
 
-    def fingerprint(self) -> np.ndarray:
-        """Sum of absolute values of each trainable variable, float64 [variables].
+    def fingerprints(self) -> np.ndarray:
+        """Sum of absolute values of each trainable variable on each replica, float64 [replicas, variables].
 
-        It moves with any update, and is not finite where a weight is not.
+        It moves with any update, is not finite where a weight is not, and is the same on every replica.
         """
-        sums = [tf.reduce_sum(tf.abs(variable.value)) for variable in self.model.trainable_variables]
-        return np.array([float(value) for value in sums])
+        sums = []
+        for variable in self.model.trainable_variables:
+            for copy in self._strategy.experimental_local_results(variable.value):
+                with tf.device(copy.device):
+                    sums.append(tf.reduce_sum(tf.abs(copy)))
+        return np.array([float(value) for value in sums]).reshape(len(self.model.trainable_variables), -1).T
 
     def gradients(self, batch: Batch, scale: Any, totals: Totals) -> tuple[Totals, list[Any]]:
         """Forward and backward pass of every micro-batch.

@@ -217,6 +217,7 @@ def _facts(record: RunRecord, config: BenchmarkConfig, observed: Observed) -> ga
         losses=observed.losses or None,
         weights_finite=record.weights_finite,
         weights_changed=observed.weights_changed,
+        replicas_agree=observed.replicas_agree,
         retraces_in_windows=observed.retraces,
         throttle_reasons=record.throttle_reasons,
         other_process_on_gpu=observed.other_process_on_gpu,

@@ -39,6 +39,7 @@ class Facts:
     losses: Sequence[float | None] | None = None  # reported losses, such as one per window
     weights_finite: bool | None = None
     weights_changed: bool | None = None  # any weight differs from its initial value
+    replicas_agree: bool | None = None  # every replica's copy of each weight is the same
     retraces_in_windows: int | None = None
     throttle_reasons: str | None = None  # NVML's reasons inside the windows, joined by "|"
     other_process_on_gpu: bool | None = None
@@ -146,6 +147,12 @@ _GATES = (
         "weights_unchanged",
         lambda f: f.weights_changed is not None and not f.weights_changed,
         "No weight changed during the run: the steps trained nothing.",
+    ),
+    _Gate(
+        "replicas_differ",
+        lambda f: f.replicas_agree is not None and not f.replicas_agree,
+        "A weight differs between replicas after the run: their gradients were not summed, or not applied "
+        "alike.",
     ),
     _Gate(
         "retrace_in_window",
