@@ -181,6 +181,16 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     assert f"--vocab={tmp_path}/none" in refusal(missing)
 
 
+def test_a_vocabulary_without_a_word_of_the_text_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Every word would be [UNK], and nothing would be predicted."""
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join([*VOCAB, "other", "words"]))
+    with pytest.raises(
+        ConfigError, match=rf"--vocab={vocab}: has of 60 document\(s\) no token of --data=text:"
+    ):
+        make(config_of(f"text:{folder}/?.txt", vocab=str(vocab)), TEXT_MODEL)
+
+
 @pytest.mark.parametrize(("flag", "value"), [("vocab", "v.txt"), ("pack", True)])
 def test_choices_of_plain_text_go_with_nothing_else(flag: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"--{flag}=.* goes with --data=text:GLOB, not with --data=pydoc"):

@@ -72,6 +72,8 @@ def _read_tokenizer(config: BenchmarkConfig) -> "tokenizers.Tokenizer":
 
 def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Dataset":
     """The sequences stay in memory; each visit masks them anew."""
+    import numpy as np
+
     from tfbench.data import corpus, masking
 
     assert spec.vocab_size is not None
@@ -90,6 +92,11 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
         raise data_error(config, f"{error}") from error
     if not len(rows):
         raise data_error(config, f"{len(documents)} document(s) without a single token")
+    if set(np.unique(rows)) <= set(vocabulary.special_ids):  # none of which is ever masked and predicted
+        nothing = f"of {len(documents)} document(s) no token"
+        if config.vocab is not None:
+            raise ConfigError("vocab", config.vocab, f"has {nothing} of --data={config.data}")
+        raise data_error(config, f"{nothing} is in the vocabulary")
     shard.log.notes.append(
         f"text: {len(documents):,} documents, {vocabulary.size:,} tokens in the vocabulary, "
         f"{wordpiece.lengths_of(rows, vocabulary)}, {'packed' if config.pack else 'not packed'}; "
