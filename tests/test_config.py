@@ -10,6 +10,7 @@ from tfbench.config import BenchmarkConfig, ConfigError
 
 # On two GPUs with XLA, so that each other field can change alone.
 BASE = BenchmarkConfig(model="resnet50", gpus=2, xla=True, steps=100)
+NEEDED = {"lr_total_steps": {"lr_schedule": "cosine"}, "max_windows": {"target_interval_percent": 1.0}}
 NOT_MEASURED = {
     "compile_cache",
     "results_dir",
@@ -27,8 +28,9 @@ def changed(field: str) -> tuple[BenchmarkConfig, BenchmarkConfig]:
         base = BenchmarkConfig(model="resnet50")
         return base, dataclasses.replace(base, cpu_replicas=CPU_VALUES["cpu_replicas"])
     value = {"gpus": 1, "xla": False}.get(field, OTHER_VALUES[field])
-    assert value != getattr(BASE, field)
-    return BASE, dataclasses.replace(BASE, **{field: value})
+    base = dataclasses.replace(BASE, **NEEDED.get(field, {}))
+    assert value != getattr(base, field)
+    return base, dataclasses.replace(base, **{field: value})
 
 
 FIELDS = [field.name for field in dataclasses.fields(BenchmarkConfig)]
@@ -91,6 +93,19 @@ def test_steps_are_dealt_evenly_to_windows(steps, windows, expected):
     assert config.total_steps == steps + 3
 
 
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        ({}, 3 + 23),
+        ({"target_interval_percent": 0.5}, 3 + 23 + 10 * 4),  # 15 windows: the added ones are as the last
+        ({"target_interval_percent": 0.5, "max_windows": 6}, 3 + 23 + 4),
+    ],
+)
+def test_most_steps_are_those_of_the_most_windows(choices, expected):
+    config = BenchmarkConfig(model="any", steps=23, windows=5, warmup_steps=3, **choices)
+    assert config.most_steps == expected
+
+
 NAN, INF = math.nan, math.inf
 
 
@@ -115,11 +130,18 @@ NAN, INF = math.nan, math.inf
         ({"seed": 2**32}, "--seed=4294967296: a whole number from 0 to 4294967295"),
         ({"image_size": 7}, "--image_size=7: a whole number of at least 8"),
         ({"seq_length": 7}, "--seq_length=7: a whole number of at least 8"),
-        ({"learning_rate": -0.1}, "--learning_rate=-0.1: a number of at least 0 and finite"),
-        ({"learning_rate": NAN}, "--learning_rate=nan: a number of at least 0 and finite"),
-        ({"learning_rate": INF}, "--learning_rate=inf: a number of at least 0 and finite"),
-        ({"weight_decay": -1.0}, "--weight_decay=-1.0: a number of at least 0 and finite"),
-        ({"weight_decay": NAN}, "--weight_decay=nan: a number of at least 0 and finite"),
+        ({"learning_rate": -0.1}, "--learning_rate=-0.1: a float32 of at least 0"),
+        ({"learning_rate": NAN}, "--learning_rate=nan: a float32 of at least 0"),
+        ({"learning_rate": INF}, "--learning_rate=inf: a float32 of at least 0"),
+        ({"weight_decay": -1.0}, "--weight_decay=-1.0: a float32 of at least 0"),
+        ({"weight_decay": NAN}, "--weight_decay=nan: a float32 of at least 0"),
+        ({"learning_rate": 1e39}, "--learning_rate=1e+39: a float32 of at least 0"),
+        ({"weight_decay": 3.5e38}, "--weight_decay=3.5e+38: a float32 of at least 0"),
+        (
+            {"lr_schedule": "cosine", "lr_warmup_steps": 5, "lr_total_steps": 5},
+            "--lr_total_steps=5: more than --lr_warmup_steps=5",
+        ),
+        ({"lr_total_steps": 9}, "--lr_total_steps=9: goes with --lr_schedule=cosine or linear only"),
         ({"dropout": 1.0}, "--dropout=1.0: a number of at least 0 and below 1"),
         ({"dropout": -0.5}, "--dropout=-0.5: a number of at least 0 and below 1"),
         ({"dropout": NAN}, "--dropout=nan: a number of at least 0 and below 1"),

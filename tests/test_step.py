@@ -2,6 +2,7 @@
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -25,10 +26,11 @@ from tensorflow.python.eager import context  # public API has no other way to a 
 
 from tfbench import precision
 from tfbench import step as step_module
+from tfbench.config import BenchmarkConfig
 from tfbench.journal import Observed
 from tfbench.models.losses import IMAGE_MEAN, IMAGE_STANDARD_DEVIATION, PerExample
 from tfbench.models.spec import Batch, ModelSpec
-from tfbench.stages import look_at_state
+from tfbench.stages import look_at_state, measure
 from tfbench.step import HostLoop, Totals
 
 STEPS = 5
@@ -80,6 +82,17 @@ TOY_BATCHES = [toy_batch(8, seed) for seed in range(STEPS)]
 def texts() -> dict[int, Outcome]:
     """The same global batches on each number of replicas."""
     return {n: train(TEXT, TEXT_BATCHES, n, **TEXT_RUN) for n in (1, 2, 4)}
+
+
+def test_a_schedule_ends_with_the_last_window_that_there_may_be() -> None:
+    """One warm-up step, two windows of two and at most two more: the line reaches 0 at update 9."""
+    line = {"lr_schedule": "linear", "target_interval_percent": 0.5, "windows": 2, "max_windows": 4}
+    step = start(TOY_WITHOUT_NORM, TOY_BATCHES, steps=4, learning_rate=0.9, **line).step
+    rates = []
+    for iteration in (0, 5, 8, 9):
+        step.iterations.assign(iteration)
+        rates.append(float(step._hyperparameters().learning_rate))
+    assert rates == pytest.approx([0.9, 0.4, 0.1, 0.0])
 
 
 # Against an independent step.
@@ -592,6 +605,15 @@ def test_a_copy_of_a_weight_that_differs_is_noticed() -> None:
     second.assign(second * 1.001)
     look_at_state(training, observed)
     assert not observed.replicas_agree
+
+
+def test_a_window_without_predictions_has_no_accuracy() -> None:
+    predictions = iter([4.0, 0.0])
+    loop = mock.Mock(num_traces=0, side_effect=lambda _: Totals(2.0, 2.0, 0.0, next(predictions)))
+    config = BenchmarkConfig(model="bert_tiny", steps=2, windows=2)
+    observed = Observed()
+    measure(config, mock.Mock(loop=loop), observed, mock.Mock(), mock.Mock())
+    assert observed.accuracies == [0.0, None]
 
 
 @pytest.mark.parametrize("place", ["outside", "update", "inside"])

@@ -338,6 +338,16 @@ run("short_data", data="short")
 # 2^127, halved at each of the 23 steps, is far above what float16 holds at every one.
 run("no_update", precision="mixed_float16", initial_loss_scale=2.0**127, cpu_replicas=1)
 
+def overflow(config, training, *others, measure=stages.measure):
+    assert training.step.iterations.numpy() == 2
+    training.step.loss_scale.assign(2.0**127)
+    measure(config, training, *others)
+
+run(
+    "no_update_in_windows", mock.patch.object(stages, "measure", overflow),
+    precision="mixed_float16", cpu_replicas=1,
+)
+
 busy = tf.errors.UnavailableError(None, None, "another profiler is running")
 run(
     "no_profile",
@@ -404,6 +414,7 @@ class TestEndings:
         [
             ("short_data", "short_data"),
             ("no_update", "no_update"),
+            ("no_update_in_windows", "no_update"),
             ("no_profile", "ok"),
             ("half_a_window", "interrupted"),
             ("retraced", "failed"),

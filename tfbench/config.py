@@ -6,7 +6,6 @@ TensorFlow-free, and knows nothing of the registries: names are checked against 
 import dataclasses
 import hashlib
 import json
-import math
 import os
 from typing import Any
 
@@ -116,7 +115,7 @@ class BenchmarkConfig:
     learning_rate: float = 0.1  # peak, reached at the end of the warm-up
     lr_schedule: str = "constant"  # after the warm-up
     lr_warmup_steps: int = 0  # linear from 0 to learning_rate
-    lr_total_steps: int | None = None  # where the schedule reaches 0; None: the run's own last step
+    lr_total_steps: int | None = None  # where cosine and linear reach 0; None: the last of most_steps
     weight_decay: float = 0.0  # not on normalisation parameters and biases
     dropout: float = 0.0  # rate of every dropout of the model
     initial_loss_scale: float = 32768.0  # only mixed_float16 scales its loss
@@ -150,6 +149,7 @@ class BenchmarkConfig:
             raise ConfigError("windows", self.windows, f"at most --steps={self.steps}: a window needs a step")
         if self.lr_schedule not in LEARNING_RATE_SCHEDULES:
             raise ConfigError("lr_schedule", self.lr_schedule, f"one of {', '.join(LEARNING_RATE_SCHEDULES)}")
+        _check_schedule(self)
         if self.collectives not in COLLECTIVES:
             raise ConfigError("collectives", self.collectives, f"one of {', '.join(COLLECTIVES)}")
         if self.kernels not in (None, *KERNELS):
@@ -193,6 +193,12 @@ class BenchmarkConfig:
         return self.max_windows or 3 * self.windows
 
     @property
+    def most_steps(self) -> int:
+        """Optimizer updates of warm-up and of as many windows as the run may have."""
+        added = self.most_windows - self.windows if self.target_interval_percent else 0
+        return self.total_steps + added * self.steps_of_windows[-1]
+
+    @property
     def steps_of_windows(self) -> tuple[int, ...]:
         """Steps of each window: `steps` dealt as evenly as they go, the longer windows first."""
         each, longer = divmod(self.steps, self.windows)
@@ -233,12 +239,20 @@ def _check_counts(config: BenchmarkConfig) -> None:
         raise ConfigError("seed", config.seed, f"a whole number from 0 to {MAX_SEED}")
 
 
-_RATES = (
-    ("learning_rate", math.inf),
-    ("weight_decay", math.inf),
-    ("dropout", 1.0),
-    ("target_interval_percent", 100.0),
-)
+def _check_schedule(config: BenchmarkConfig) -> None:
+    """Where the learning rate reaches 0.
+
+    Raises:
+        ConfigError: nowhere, or before the warm-up has ended.
+    """
+    end = config.lr_total_steps
+    if end is None:
+        return
+    if config.lr_schedule == "constant":
+        raise ConfigError("lr_total_steps", end, "goes with --lr_schedule=cosine or linear only")
+    if end <= config.lr_warmup_steps:
+        warm_up = f"--lr_warmup_steps={config.lr_warmup_steps}"
+        raise ConfigError("lr_total_steps", end, f"more than {warm_up}: the rate falls after its warm-up")
 
 
 def _check_rates(config: BenchmarkConfig) -> None:
@@ -247,11 +261,13 @@ def _check_rates(config: BenchmarkConfig) -> None:
     Raises:
         ConfigError: one is outside it.
     """
-    for flag, upper in _RATES:
+    for flag in ("learning_rate", "weight_decay"):
         value = getattr(config, flag)
-        if not 0 <= value < upper:  # written so that NaN is refused
-            below = "finite" if upper == math.inf else f"below {upper:g}"
-            accepted = f"a number of at least 0 and {below}"
-            raise ConfigError(flag, value, accepted)
+        if not 0 <= value <= FLOAT32_MAX:  # written so that NaN is refused
+            raise ConfigError(flag, value, "a float32 of at least 0")
+    for flag, upper in (("dropout", 1.0), ("target_interval_percent", 100.0)):
+        value = getattr(config, flag)
+        if not 0 <= value < upper:
+            raise ConfigError(flag, value, f"a number of at least 0 and below {upper:g}")
     if not 1 <= config.initial_loss_scale <= FLOAT32_MAX:
         raise ConfigError("initial_loss_scale", config.initial_loss_scale, "a float32 of at least 1")

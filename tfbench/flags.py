@@ -118,7 +118,11 @@ flags.DEFINE_integer(
     f"constant rate {SYNTHETIC_LR_WARMUP_STEPS}, so that the weights, and with them the card's power, stay "
     "as they begin.",
 )
-flags.DEFINE_integer("lr_total_steps", None, "Update at which cosine and linear reach 0. Default: the last.")
+flags.DEFINE_integer(
+    "lr_total_steps",
+    None,
+    "Update at which cosine and linear reach 0. Default: the last of as many windows as there may be.",
+)
 flags.DEFINE_float("weight_decay", None, "Not on norms and biases. Default: the model's.")
 flags.DEFINE_float("dropout", None, "Rate of every dropout of the model. Default: the model's.")
 flags.DEFINE_float("initial_loss_scale", 32768.0, "First loss scale of mixed_float16.")

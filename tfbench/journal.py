@@ -35,7 +35,8 @@ class Observed:
 
     windows: list[Window] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)  # mean of each window
-    accuracies: list[float] = dataclasses.field(default_factory=list)  # share right in each window
+    # Share right in each window; None: nothing was predicted.
+    accuracies: list[float | None] = dataclasses.field(default_factory=list)
     telemetry: list[TelemetrySample] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
     sensor_problems: list[str] = dataclasses.field(default_factory=list)  # of the sampler's thread
@@ -46,6 +47,7 @@ class Observed:
     first_call_s: float | None = None  # of the loop: tracing, compiling and one step
     steps_run: int = 0  # asked of the loop
     iterations: int | None = None  # counted by the step itself
+    iterations_before: int = 0  # of them, those of the warm-up
     retraces: int | None = None  # inside the windows
     matrix_flops: float | None = None  # FLOP/s of a large product on this card
     parts: Parts | None = None  # of a step, where the run was diagnosed
@@ -53,7 +55,7 @@ class Observed:
     weights_changed: bool | None = None
     replicas_agree: bool | None = None  # on every weight after the run, to the last bit
 
-    def add_window(self, window: Window, loss: float, accuracy: float) -> None:
+    def add_window(self, window: Window, loss: float, accuracy: float | None) -> None:
         """A whole window: Ctrl-C comes before this statement or after it, never between its parts."""
         self.windows, self.losses, self.accuracies = (
             [*self.windows, window],

@@ -64,7 +64,7 @@ def run(
         stages.profile(config, training, observed, journal.folder, display)
         if afterwards is not None:
             afterwards(training, observed)
-        record.status = "ok" if observed.iterations else "no_update"
+        record.status = "no_update" if observed.iterations == observed.iterations_before else "ok"
     stages.show(record, observed, journal, display)
     if journal.unwritten:
         raise ConfigError("results_dir", config.results_dir, f"not written: {'; '.join(journal.unwritten)}")

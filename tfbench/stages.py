@@ -157,6 +157,7 @@ def warm_up(
     run_steps(training.loop, steps - 1, config.steps_per_loop)
     observed.steps_run = steps
     devices.synchronize()
+    observed.iterations_before = int(training.step.iterations.numpy())
     progress.advance(steps - 1, "warm-up")
     devices.reset_peak_memory(config.gpus)
 
@@ -201,8 +202,8 @@ def measure(
         observed.steps_run += steps
         loss = sum(float(each.loss_sum) for each in totals) / steps
         right = sum(float(each.correct) for each in totals)
-        accuracy = right / sum(float(each.predictions) for each in totals)
-        observed.add_window(timer.windows[-1], loss, accuracy)
+        predictions = sum(float(each.predictions) for each in totals)
+        observed.add_window(timer.windows[-1], loss, right / predictions if predictions else None)
         rate = statistics.samples_per_sec(observed.windows)
         figures = f"{rate:,.1f} samples/s  loss {observed.losses[-1]:.4f}"
         progress.advance(steps, "measuring", figures)

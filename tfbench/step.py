@@ -200,7 +200,7 @@ class TrainStep:
             config.learning_rate,
             config.lr_schedule,
             config.lr_warmup_steps,
-            config.lr_total_steps or config.total_steps,
+            config.lr_total_steps or config.most_steps,
         )
         return Hyperparameters(tf.cast(self.iterations + 1, tf.float32), rate, config.weight_decay)
 
