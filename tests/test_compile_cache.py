@@ -1,5 +1,6 @@
 """The folder of compiled programs: who gets one, what XLA is told, what a run finds and leaves."""
 
+import fcntl
 import os
 import shlex
 import subprocess
@@ -68,7 +69,7 @@ def test_cold_then_warm_then_partly(tmp_path: Path) -> None:
     compile_program(environ, "update")
     assert cache.keep() == "partly"
     assert Path(loaded).read_text() == results(1, 2)
-    assert {path.name for path in Path(loaded).parent.iterdir()} == {"programs", "tuned.txt"}  # nothing else
+    assert {path.name for path in Path(loaded).parent.iterdir()} == {"programs", "tuned.txt", "lock"}
 
 
 def test_collectives_inside_keep_the_tuning_and_no_program(tmp_path: Path) -> None:
@@ -102,6 +103,32 @@ def test_runs_at_the_same_time_keep_what_each_has_tuned(tmp_path: Path) -> None:
     compile_program(environ, "gradients")
     assert here.keep() == "cold"
     assert here.tuned.read_text() == results(1, 2, 3)
+
+
+def test_nobody_reads_or_replaces_the_tuning_while_another_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two runs that end together, the later would else overwrite what it has not read."""
+    cache, environ = opened(tmp_path)
+    tune(environ, results(1))
+    seen = []
+
+    def looking(function: Any) -> Any:
+        def inner(*arguments: Any) -> Any:
+            with open(cache.tuned.parent / "lock", "w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    seen.append((function.__name__, "locked"))
+            return function(*arguments)
+
+        return inner
+
+    monkeypatch.setattr(CompileCache, "_add_others", looking(CompileCache._add_others))
+    monkeypatch.setattr(Path, "replace", looking(Path.replace))
+    cache.keep()
+    assert seen == [("_add_others", "locked"), ("replace", "locked")]
+    assert cache.tuned.read_text() == results(1)
 
 
 def test_tuning_in_a_form_that_is_not_known_is_kept_as_it_is(

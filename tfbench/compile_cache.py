@@ -4,6 +4,7 @@ ResNet-50's first step on an H200 took 65 s, of which 39 went away with XLA's tu
 the programs known. TensorFlow-free: everything is set before TensorFlow starts, and read from files after.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -46,6 +47,7 @@ class CompileCache:
         self.with_programs = with_programs
         self.programs = folder / "programs"
         self.tuned, self._new = folder / "tuned.txt", folder / f"tuned.{os.getpid()}.txt"
+        self._lock = folder / "lock"
         self.programs.mkdir(parents=True, exist_ok=True)
         for place in (folder, self.programs):  # one that is there may be read-only
             with tempfile.TemporaryFile(dir=place):
@@ -95,8 +97,10 @@ class CompileCache:
         try:
             if self._new.exists():  # holds what was loaded too
                 tuned_here = self._shipped is not None and _count(self._new) > _count(self._shipped)
-                self._add_others()
-                self._new.replace(self.tuned)
+                with open(self._lock, "w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed: another run may end now too
+                    self._add_others()
+                    self._new.replace(self.tuned)
         except OSError as error:
             log.warning("what XLA has tuned is not kept: %s", error)
         if self.with_programs and set(os.listdir(self.programs)) <= self._known:
