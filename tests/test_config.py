@@ -6,7 +6,8 @@ import math
 import pytest
 from run_helpers import CPU_VALUES, OTHER_VALUES
 
-from tfbench.config import BenchmarkConfig, ConfigError
+from tfbench.config import DATA_OF_PATHS, BenchmarkConfig, ConfigError
+from tfbench.data import DATASETS
 
 # On two GPUs with XLA, so that each other field can change alone.
 BASE = BenchmarkConfig(model="resnet50", gpus=2, xla=True, steps=100)
@@ -48,11 +49,30 @@ def test_run_key_ignores_where_results_go(field):
     assert one.run_key == other.run_key
 
 
+def test_data_sets_of_paths_are_all_that_take_an_argument_but_tfds():
+    assert {*DATA_OF_PATHS, "tfds"} == {name for name, spec in DATASETS.items() if spec.takes_argument}
+
+
 def test_run_key_is_the_same_in_another_process_and_for_the_same_folder(monkeypatch, tmp_path):
     (tmp_path / "sets").mkdir()
     absolute = dataclasses.replace(BASE, data_dir=str(tmp_path / "sets"))
     monkeypatch.chdir(tmp_path)
     assert dataclasses.replace(BASE, data_dir="sets").run_key == absolute.run_key
+    named = dataclasses.replace(BASE, data="tfds:birds").run_key
+    for field, value in (
+        ("vocab", "{}vocab.txt"),
+        ("data", "folder:{}imgs"),
+        ("data", "tfrecord:{}train-*"),
+        ("data", "text:{}*.txt"),
+        ("data", "tokens:{}tokens"),
+    ):
+        here = dataclasses.replace(BASE, **{field: value.format("")})
+        key = here.run_key
+        assert dataclasses.replace(BASE, **{field: value.format(f"{tmp_path}/")}).run_key == key
+        monkeypatch.chdir(tmp_path / "sets")
+        assert here.run_key != key
+        assert dataclasses.replace(BASE, data="tfds:birds").run_key == named
+        monkeypatch.chdir(tmp_path)
     # Rows of many runs are matched by key: it must be text that does not hang on hash seeds or field order.
     shuffled = BenchmarkConfig(**dict(reversed(BASE.to_dict().items())))
     assert shuffled.run_key == BASE.run_key

@@ -42,6 +42,7 @@ MAX_SEED = 2**32 - 1  # NumPy's, which Keras seeds too
 CACHES = ("none", "ram", "auto")
 INPUTS = ("tfdata", "dali")  # who decodes: tf.data on the host's cores, NVIDIA DALI on the GPUs
 ON_BAD_RECORD = ("fail", "skip")  # an unreadable record ends the run, or is left out and counted
+DATA_OF_PATHS = ("tfrecord", "folder", "text", "tokens")  # whose argument in --data is a path or a glob
 # What stays as replicas are added, "weak": the per-replica batch, "strong": the global batch. Only the
 # baseline that the efficiency compares with depends on it.
 SCALING_MODES = ("weak", "strong")
@@ -208,13 +209,22 @@ class BenchmarkConfig:
     def run_key(self) -> str:
         """Hash of everything that changes what is measured: equal keys are repeats of one configuration."""
         choices = {k: v for k, v in dataclasses.asdict(self).items() if k not in _NOT_IN_RUN_KEY}
-        if self.data_dir is not None:
-            choices["data_dir"] = os.path.abspath(self.data_dir)
+        for name in ("data_dir", "vocab"):
+            if choices[name] is not None:
+                choices[name] = _absolute(choices[name])
+        name, _, path = self.data.partition(":")
+        if name in DATA_OF_PATHS:
+            choices["data"] = f"{name}:{_absolute(path)}"
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, as the flags spell them."""
         return dataclasses.asdict(self)
+
+
+def _absolute(path: str) -> str:
+    """The same from every working directory; a glob stays one."""
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _check_counts(config: BenchmarkConfig) -> None:
