@@ -171,6 +171,8 @@ NAN, INF = math.nan, math.inf
         ),
         ({"target_interval_percent": NAN}, "--target_interval_percent=nan: a number of at least 0 and below"),
         ({"steps": 9, "windows": 9, "max_windows": 8}, "--max_windows=8: a whole number of at least 9"),
+        ({"max_windows": 3}, "--max_windows=3: goes with --target_interval_percent above 0"),
+        ({"results_dir": ""}, "--results_dir=: a folder"),
         ({"initial_loss_scale": 0.5}, "--initial_loss_scale=0.5: a float32 of at least 1"),
         ({"initial_loss_scale": NAN}, "--initial_loss_scale=nan: a float32 of at least 1"),
         ({"initial_loss_scale": 1e39}, "--initial_loss_scale=1e+39: a float32 of at least 1"),

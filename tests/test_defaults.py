@@ -234,6 +234,11 @@ def test_sizes_that_tensor_cores_dislike_are_named(choices, named):
         ({"model": "bert_tiny", "seq_length": 4096}, "--seq_length=4096: at most 512 for bert_tiny"),
         ({"dropout": 0.1}, "--dropout=0.1: resnet50 has no dropout: 0"),
         ({"kernels": "plain"}, "--kernels=plain: resnet50 has no choice: leave the flag out"),
+        ({"data_dir": "/sets"}, "--data_dir=/sets: goes with --data=tfds:NAME, not with --data=synthetic"),
+        (
+            {"initial_loss_scale": 1024.0, "precision": "mixed_bfloat16"},
+            "--initial_loss_scale=1024.0: goes with --precision=mixed_float16 only, mixed_bfloat16 does not",
+        ),
         ({"data": "imagenet"}, "--data=imagenet: one of synthetic, digits, pydoc, tfds:ARGUMENT"),
         ({"data": "tfds:"}, "--data=tfds:: tfds needs an argument"),
         ({"data": "pydoc"}, "--data=pydoc: pydoc has text, resnet50 reads images: digits"),

@@ -165,6 +165,10 @@ class BenchmarkConfig:
             raise ConfigError("on_bad_record", self.on_bad_record, f"one of {', '.join(ON_BAD_RECORD)}")
         if self.collectives != "outside" and not (self.xla and self.gpus):
             raise ConfigError("collectives", self.collectives, "goes with --xla on GPUs only")
+        if self.max_windows is not None and not self.target_interval_percent:
+            raise ConfigError("max_windows", self.max_windows, "goes with --target_interval_percent above 0")
+        if not self.results_dir:
+            raise ConfigError("results_dir", "", "a folder; . is the current one")
         if any(character in self.tag for character in "\n\r\0"):
             raise ConfigError("tag", repr(self.tag), "one line of text")
 

@@ -14,6 +14,7 @@ from tfbench.data import (
     require_data_service,
     require_image_files,
     require_text_files,
+    require_tfds,
 )
 from tfbench.hardware.gpus import Machine
 from tfbench.kernels import obstacle
@@ -52,6 +53,7 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     sized = sizes | chosen
     config = BenchmarkConfig(**_other_defaults(spec, sized, bool(gpus)) | sized | {"gpus": gpus})
     _refuse_sizes(config, spec)
+    _refuse_loss_scale(config)
     config = dataclasses.replace(config, kernels=_kernels(config, spec, compute_capability))
     if "per_replica_batch_size" not in chosen:
         fits = _batch_that_fits(config, spec, machine)
@@ -60,6 +62,7 @@ def complete(choices: dict[str, Any], machine: Machine) -> tuple[BenchmarkConfig
     dataset_spec.check(config, spec)
     require_image_files(config, dataset_spec)
     require_text_files(config)
+    require_tfds(config)
     require_dali(config, dataset_spec)
     require_data_service(config, dataset_spec)
     return config, [*filter(None, sentences), *_doubts(config, compute_capability)]
@@ -186,6 +189,21 @@ def _refuse_sizes(config: BenchmarkConfig, spec: ModelSpec) -> None:
         raise ConfigError("seq_length", config.seq_length, f"at most {spec.max_seq_length} for {spec.name}")
     if spec.kind == "image" and config.dropout:
         raise ConfigError("dropout", config.dropout, f"{spec.name} has no dropout: 0")
+
+
+def _refuse_loss_scale(config: BenchmarkConfig) -> None:
+    """Of a precision that has none.
+
+    Raises:
+        ConfigError: one was chosen.
+    """
+    scale = config.initial_loss_scale
+    if scale != BenchmarkConfig.initial_loss_scale and not PRECISIONS[config.precision].scales_loss:
+        raise ConfigError(
+            "initial_loss_scale",
+            scale,
+            f"goes with --precision=mixed_float16 only, {config.precision} does not scale its loss",
+        )
 
 
 def _kernels(

@@ -37,7 +37,7 @@ def _data_help() -> str:
 
 flags.DEFINE_enum("model", "resnet50", list(MODELS), "What to train.")
 flags.DEFINE_string("data", "synthetic", _data_help())
-flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets. Default: their own.")
+flags.DEFINE_string("data_dir", None, "Of --data=tfds:NAME: folder of prepared ones. Default: their own.")
 flags.DEFINE_enum(
     "cache",
     "none",

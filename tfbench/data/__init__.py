@@ -10,7 +10,7 @@ from tfbench.data.source import Input, open_input
 from tfbench.data.spec import DatasetSpec, InputLog, Shard, require_image_files
 from tfbench.data.synthetic import SYNTHETIC, synthetic_batch
 from tfbench.data.text import TEXT, require_text_files
-from tfbench.data.tfds import TFDS
+from tfbench.data.tfds import TFDS, require_tfds
 from tfbench.data.tfrecord import TFRECORD
 from tfbench.data.token_source import TOKENS
 
@@ -30,6 +30,7 @@ __all__ = [
     "require_data_service",
     "require_image_files",
     "require_text_files",
+    "require_tfds",
     "synthetic_batch",
 ]
 

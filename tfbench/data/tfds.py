@@ -6,7 +6,7 @@ import pathlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from tfbench.config import BenchmarkConfig
+from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.data.spec import (
     DatasetSpec,
     Shard,
@@ -21,11 +21,24 @@ from tfbench.models.spec import ModelSpec
 if TYPE_CHECKING:
     import tensorflow as tf
 
+NAME = "tfds"
 SPLIT = "train"
 NO_NUMBER = -1  # of a record: the tfds_id that stands for its path has it
 
 _NAME = re.compile(r"(?P<name>[a-z]\w*)(/(?P<config>[\w.+-]+))?(:(?P<version>\d+\.\d+\.\d+))?")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+def require_tfds(config: BenchmarkConfig) -> None:
+    """Refuses a folder of prepared data sets where none is read.
+
+    Raises:
+        ConfigError: one was named.
+    """
+    if config.data_dir is not None and config.data.partition(":")[0] != NAME:
+        raise ConfigError(
+            "data_dir", config.data_dir, f"goes with --data=tfds:NAME, not with --data={config.data}"
+        )
 
 
 def _data_dir(config: BenchmarkConfig) -> pathlib.Path:
@@ -179,7 +192,7 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
 
 
 TFDS = DatasetSpec(
-    name="tfds",
+    name=NAME,
     kinds=frozenset({"image"}),
     takes_argument=True,
     image_files=True,
