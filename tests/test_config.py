@@ -108,9 +108,28 @@ def test_batch_in_all_its_sizes(choices, num_replicas, a_step, global_batch_size
     ],
 )
 def test_steps_are_dealt_evenly_to_windows(steps, windows, expected):
-    config = BenchmarkConfig(model="any", steps=steps, windows=windows, warmup_steps=3)
+    config = BenchmarkConfig(model="any", steps=steps, windows=windows, warmup_steps=3, steps_per_loop=1)
     assert config.steps_of_windows == expected
     assert config.total_steps == steps + 3
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "windows", "per_loop", "untimed"),
+    [
+        (2, 20, 4, 5, 6),  # the first, and a row
+        (6, 20, 4, 5, 6),
+        (30, 20, 4, 5, 30),
+        (2, 20, 4, 1, 2),
+        (2, 8, 4, 5, 2),  # no window has a row
+        (2, 9, 2, 5, 6),  # one has
+        (2, 100, 2, 50, 21),  # rows are of 20 at most
+    ],
+)
+def test_no_window_has_the_first_row(warmup, steps, windows, per_loop, untimed):
+    config = BenchmarkConfig(
+        model="any", warmup_steps=warmup, steps=steps, windows=windows, steps_per_loop=per_loop
+    )  # fmt: skip
+    assert config.untimed_steps == untimed
 
 
 @pytest.mark.parametrize(

@@ -265,10 +265,9 @@ def _loop_doubts(config: BenchmarkConfig) -> list[str]:
         singles = " and single steps" if 1 in rows else ""
         runs = f"steps run in rows of {row}{singles}" if row > 1 else "every step runs by itself"
         doubts.append(f"--steps_per_loop={asked}: a window has {steps} (--steps ÷ --windows), so {runs}.")
-    if row > 1 and row not in rows_of_window(config.warmup_steps - 1, asked):
+    if config.untimed_steps > config.warmup_steps:
         doubts.append(
-            f"--warmup_steps={config.warmup_steps}: the first call of {row} steps in a row "
-            f"(--steps_per_loop={asked}) falls into the first window, which is slow. "
-            f"More than {row} keep it out."
+            f"--warmup_steps={config.warmup_steps}: {config.untimed_steps} are made, which hold the first "
+            f"row of {row} steps (--steps_per_loop={asked})."
         )
     return doubts

@@ -13,7 +13,7 @@ import psutil
 
 from tfbench import devices, outcome, records, summary
 from tfbench.compile_cache import CompileCache, open_cache
-from tfbench.config import LONGEST_ROW, BenchmarkConfig
+from tfbench.config import BenchmarkConfig
 from tfbench.curves import Curves
 from tfbench.data import open_input
 from tfbench.display import Display, StepProgress
@@ -131,17 +131,8 @@ def warm_up(
     progress: StepProgress,
     build_start_s: float,
 ) -> None:
-    """The first step, which compiles, and the other untimed ones; then the memory's peak starts anew.
-
-    There are more than were asked for where the first row of steps would be in a window.
-    """
-    steps = _untimed_steps(config)
-    if steps > config.warmup_steps:
-        progress.extend(steps - config.warmup_steps)
-        progress.display.say(
-            f"--warmup_steps={config.warmup_steps}: {steps} are made, which hold the first row of "
-            f"{steps - 1} steps (--steps_per_loop={config.steps_per_loop})"
-        )
+    """The first step, which compiles, and the other untimed ones; then the memory's peak starts anew."""
+    steps = config.untimed_steps
     observed.facts["warmup_steps"] = steps
     observed.weights_before = training.step.fingerprints()
     call_start_s = time.monotonic()
@@ -160,17 +151,6 @@ def warm_up(
     observed.iterations_before = int(training.step.iterations.numpy())
     progress.advance(steps - 1, "warm-up")
     devices.reset_peak_memory(config.gpus)
-
-
-def _untimed_steps(config: BenchmarkConfig) -> int:
-    """The warm-up, with a row of steps where windows have rows.
-
-    TensorFlow sets a row up when it is first run, and only then: 10 s for five steps of resnet_tiny on two
-    cores, 28 s with two replicas.
-    """
-    row = min(config.steps_per_loop, LONGEST_ROW)
-    has_rows = 1 < row <= max(config.steps_of_windows)
-    return max(config.warmup_steps, 1 + row) if has_rows else config.warmup_steps
 
 
 @contextlib.contextmanager
