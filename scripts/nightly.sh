@@ -22,11 +22,11 @@ precisions=tf32,mixed_float16
 if [[ " $* " =~ " --gpus"[=\ ]"0 " ]] || ! has_nvidia_driver; then
   precisions=fp32 # a CPU has no TF32, and emulates half precision
 fi
-# Three runs of each, because an interval of one run does not hold what differs between runs.
+# Four runs of each: from the fourth on an interval holds what the runs before it differ by.
 sweep_code=0
 "$python" -m tfbench.sweep \
   --sweep="model=resnet50,bert_base precision=$precisions" \
-  --gpus=auto --repeats=3 "$@" --results_dir="$night" || sweep_code=$?
+  --gpus=auto --repeats=4 "$@" --results_dir="$night" || sweep_code=$?
 if [[ $sweep_code -ge 2 ]]; then exit "$sweep_code"; fi
 
 if [[ -e $good ]]; then

@@ -1,12 +1,15 @@
 """From made-up observations to the row and the table, with the arithmetic done by hand."""
 
 import dataclasses
+import math
 import re
 import shlex
 
+import numpy as np
 import pytest
+from run_helpers import ROOT
 
-from tfbench import summary
+from tfbench import records, summary
 from tfbench.config import BenchmarkConfig
 from tfbench.flags import to_flags
 from tfbench.journal import Observed
@@ -170,23 +173,53 @@ AGREEING = windows(1.0, 1.0, 1.0)  # 2,560 samples/s to the last digit: the run'
 
 
 def test_interval_holds_what_differs_between_runs():
-    """Runs of 2,550, 2,570 and 2,560 samples/s: deviation 10, Student's quantile of 2 degrees 4.302653."""
+    """Earlier runs of 2,550, 2,560 and 2,570 samples/s: deviation 10, Student's of 2 degrees 4.302653."""
     alone = filled(ONE_GPU, observed(windows=AGREEING, losses=[1.0] * 3, accuracies=[1.0] * 3))
     assert alone.between_runs_percent == summary.BETWEEN_RUNS_PERCENT  # on GPUs that of the shipped repeats
-    wide = summary.BETWEEN_RUNS_PERCENT / 100 * 2.306004  # 8 degrees
+    wide = summary.BETWEEN_RUNS_PERCENT / 100 * 2.048407  # 28 degrees
     assert alone.samples_per_sec_high == pytest.approx(2560 * (1 + wide), rel=1e-6)
     assert alone.samples_per_sec_low == pytest.approx(2560 / (1 + wide), rel=1e-6)
 
-    earlier = [dataclasses.replace(alone, samples_per_sec=rate) for rate in (2550.0, 2570.0)]
+    earlier = [dataclasses.replace(alone, samples_per_sec=rate) for rate in (2550.0, 2560.0, 2570.0)]
     others = [
         dataclasses.replace(alone, samples_per_sec=9000.0, **change)
-        for change in ({"status": "failed"}, {"run_key": "another"}, {"host": "another"}, {"driver": "1"})
-    ]
+        for change in (
+            {"status": "failed"}, {"run_key": "another"}, {"host": "another"}, {"driver": "1"},
+            {"gpu_uuids": "GPU-b"}, {"parallel_runs": 8}, {"power_limit_w": 400.0},
+        )
+    ]  # fmt: skip
     seen = observed(windows=AGREEING, losses=[1.0] * 3, accuracies=[1.0] * 3)
     record = filled(ONE_GPU, seen, [*earlier, *others])
     assert record.between_runs_percent == pytest.approx(100 * 10 / 2560)
     assert record.samples_per_sec_high == pytest.approx(2560 + 43.02653, rel=1e-6)
     assert summary.table(record)[0][2].endswith("3 windows, 0.39 % between runs")
+    record = filled(ONE_GPU, seen, [*earlier[:2], *others])
+    assert record.between_runs_percent == summary.BETWEEN_RUNS_PERCENT  # two do not say how much runs differ
+
+
+def test_a_slower_run_does_not_hide_itself():
+    """Half the rate of three earlier runs: the deviation is theirs, 10 of 2,560, and not that to this run."""
+    seen = observed(windows=AGREEING, losses=[1.0] * 3, accuracies=[1.0] * 3)
+    first = filled(ONE_GPU, seen)
+    earlier = [dataclasses.replace(first, samples_per_sec=rate) for rate in (2550.0, 2560.0, 2570.0)]
+    slow = windows(2.0, 2.0, 2.0)
+    record = filled(ONE_GPU, observed(windows=slow, losses=[1.0] * 3, accuracies=[1.0] * 3), earlier)
+    assert record.samples_per_sec == 1280.0
+    assert record.between_runs_percent == pytest.approx(100 * 10 / 2560)
+    assert record.samples_per_sec_high == pytest.approx(1280 * (1 + 4.302653 * 10 / 2560), rel=1e-6)
+
+
+def test_the_deviation_that_ships_is_that_of_the_committed_repeats():
+    groups: dict[tuple, list[float]] = {}
+    for row in records.read(ROOT / "results" / "h200" / "runs.csv"):
+        if row.status == "ok":
+            key = tuple(getattr(row, name) for name in summary.REPEAT_COLUMNS)
+            groups.setdefault(key, []).append(row.samples_per_sec)
+    repeated = [np.array(rates) for rates in groups.values() if len(rates) >= 3]
+    freedom = sum(len(rates) - 1 for rates in repeated)
+    squares = sum((((rates / rates.mean()) - 1) ** 2).sum() for rates in repeated)
+    assert freedom == summary.BETWEEN_RUNS_FREEDOM
+    assert 100 * math.sqrt(squares / freedom) == pytest.approx(summary.BETWEEN_RUNS_PERCENT, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -334,17 +367,17 @@ MODES = {"weak": baseline(), "strong": baseline(scaling_mode="strong", per_repli
 
 @pytest.mark.parametrize("mode", MODES)
 def test_interval_of_an_efficiency_holds_the_spread_of_both_rows(mode):
-    """Both rows' windows agree, so that their ends are what differs between runs: each ÷ and × 1.00461…
+    """Both rows' windows agree, so that their ends are what differs between runs: each ÷ and × 1.00614…
 
-    0.2 % between runs × 2.306004 (Student, 8 degrees). Two such factors are one to the power of √2.
+    0.3 % between runs × 2.048407 (Student, 28 degrees). Two such factors are one to the power of √2.
     """
     agreeing = observed(windows=windows(0.625, 0.625, 0.625, 0.625))
     record = filled(dataclasses.replace(TWO_GPUS, scaling_mode=mode), agreeing, [MODES[mode]])
     value, low, high = (getattr(record, f"{mode}_{name}") for name in EFFICIENCY)
-    both = 1.00461201**2**0.5
+    both = 1.00614522**2**0.5
     assert (value, low, high) == pytest.approx((0.8, 0.8 / both, 0.8 * both), rel=1e-6)
     (remark,) = (row[2] for row in summary.table(record) if row[0] == f"{mode}-scaling efficiency")
-    assert remark == f"95 %: 79.5 to 80.5; against {MODES[mode].run_id}"  # 79.48 to 80.52
+    assert remark == f"95 %: 79.3 to 80.7; against {MODES[mode].run_id}"  # 79.31 to 80.70
 
     other = {"weak": "strong", "strong": "weak"}[mode]
     assert {getattr(record, f"{other}_{name}") for name in EFFICIENCY} == {None}

@@ -98,7 +98,8 @@ class RunRecord:
     step_time_ms_p90: float | None = _column("ms", "90th percentile over the windows' mean step times")
     step_time_ms_p99: float | None = _column("ms", "99th percentile over the windows' mean step times")
     between_runs_percent: float | None = _column(
-        "%", "standard deviation between runs that the interval of the rate includes; empty: it has none"
+        "%",
+        "standard deviation between earlier runs that the interval of the rate includes; empty: it has none",
     )
     drift_percent: float | None = _column(
         "%", "change of the rate from the first window to the last, along their line; negative: slower"

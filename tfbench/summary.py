@@ -13,7 +13,13 @@ from tfbench.models import MODELS
 from tfbench.records import RunRecord
 
 MIN_REPEATS = 3  # of a run that say how much runs differ; of two the interval would be 12.7 deviations
-BETWEEN_RUNS_PERCENT, BETWEEN_RUNS_FREEDOM = 0.2, 8  # deviation of nine repeats: results/h200/README.md
+# What two rows share that are repeats of one run.
+REPEAT_COLUMNS = (
+    "run_key", "host", "gpu_name", "gpu_uuids", "driver", "tensorflow", "environment", "status",
+    "parallel_runs", "power_limit_w",
+)  # fmt: skip
+# Deviation within the six groups of MIN_REPEATS and more repeats of results/h200/runs.csv, pooled.
+BETWEEN_RUNS_PERCENT, BETWEEN_RUNS_FREEDOM = 0.3, 28
 
 
 def fill(
@@ -87,17 +93,17 @@ def _fill_rates(record: RunRecord, config: BenchmarkConfig, observed: Observed) 
 def _include_other_runs(record: RunRecord, earlier_rows: list[RunRecord]) -> None:
     """Widen the interval of the rate by what differs between runs, which no run's own windows show.
 
-    From the repeats of this run on this machine, this one included, where there are MIN_REPEATS, else from
-    the repeats on H200s that tfbench ships; on the CPU there is no such figure and nothing is included.
+    From the earlier repeats of this run on these cards where there are MIN_REPEATS, else from the repeats on
+    H200s that tfbench ships; on the CPU there is no such figure and nothing is included. The run itself is
+    left out: one that has become slower would widen its own interval until nothing shows.
     """
     rate, low, high = record.samples_per_sec, record.samples_per_sec_low, record.samples_per_sec_high
     if rate is None or low is None:
         return
-    same = ("run_key", "host", "gpu_name", "driver", "tensorflow", "environment", "status")
-    rates = [rate] + [
+    rates = [
         row.samples_per_sec
         for row in earlier_rows
-        if row.samples_per_sec and all(getattr(row, name) == getattr(record, name) for name in same)
+        if row.samples_per_sec and all(getattr(row, name) == getattr(record, name) for name in REPEAT_COLUMNS)
     ]
     if len(rates) >= MIN_REPEATS:
         percent, freedom = (
