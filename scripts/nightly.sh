@@ -4,7 +4,8 @@
 #   ./scripts/nightly.sh [flags of python -m tfbench.sweep]
 #
 # Exit code: 0 no regression, or the first night, which only records; 1 a rate that lies below that of the last
-# good night with 95 % confidence, or a run that did not end ok; 2 flags refused, no run that ended ok, or
+# good night with 95 % confidence, a run that did not end ok, or one of the last good night that is not run
+# any more (after a change of the list that is meant, remove good.csv); 2 flags refused, no run that ended ok, or
 # nothing to compare.
 #
 # A night without a regression becomes the one to compare with, so many small losses can add up unseen: to

@@ -285,6 +285,12 @@ def test_a_regression_exits_with_1(tmp_path, rate, status, code):
     assert "driver 580.1 → 590.2" in "".join(e.text for e in shown.all("td", "baseline"))
 
 
+def test_a_configuration_that_is_not_run_any_more_exits_with_1(tmp_path, capsys):
+    before = write(tmp_path / "before.csv", [row(), row(run_key="gone", run_id="gone")])
+    assert run(write(tmp_path / "now.csv", [row()]), baseline=before) == 1
+    assert "not run now" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("before", [[], [row(run_key="other")], [row(**FAILED)]])
 def test_a_baseline_with_nothing_to_compare_does_not_pass(tmp_path, capsys, before):
     path = write(tmp_path / "before.csv", before)

@@ -201,6 +201,14 @@ def test_batch_curve_joins_the_newest_of_rows_alike():
     assert [(p.x, p.y) for p in line.points] == [(64, 500.0), (256, 990.0)]
 
 
+def test_a_batch_curve_joins_no_runs_side_by_side_with_one_alone():
+    rows = [row(parallel_runs=8, per_replica_batch_size=batch) for batch in (64, 128)]
+    rows += [row(), row(per_replica_batch_size=512, parallel_runs=1)]
+    (chart,) = sections.batches(rows, names(*rows)).charts
+    found = {line.name: [p.x for p in line.points] for line in chart.lines}
+    assert found == {"1 × H200, 8 side by side": [64, 128], "1 × H200": [256, 512]}
+
+
 def test_speed_up_and_memory_against_full_precision():
     rows = [
         row(precision="fp32", samples_per_sec=100.0, peak_memory_gib=20.0),
@@ -391,14 +399,76 @@ def test_the_newest_of_equal_keys_on_the_same_machine_are_compared():
         row(started_at="2026-01-05", run_key="other", samples_per_sec=3.0),
     ]
     now = [row(samples_per_sec=9.0), row(started_at="2026-02-01"), row(run_key="new")]
-    (found,) = compare.compare(now, before)
+    found, gone = compare.compare(now, before)
     assert found.ratio == 2.0  # 1000 of February ÷ 500
+    assert (gone.outcome, gone.now, gone.before.run_key) == ("not run now", None, "other")
 
 
 def test_a_failed_try_beside_a_good_row_is_no_regression():
     tries = [row(), row(started_at="2026-01-02", status="interrupted", samples_per_sec=None)]
     (found,) = compare.compare(tries, [row()])
     assert found.outcome == "no difference shown"
+
+
+DEAD = {"status": "hang", "samples_per_sec": None, "gpu_name": None, "driver": None, "tensorflow": None}
+
+
+def test_a_row_of_which_little_is_known_is_of_a_machine_that_it_may_be():
+    dead = row(run_id="dead", **DEAD)
+    newer = row(driver="590.2", started_at="2026-01-02")
+    assert set(names(dead, row(), newer).values()) == {"A", "B"}
+    assert set(names(dead, row(**A100)).values()) == {"A", "B"}  # another host
+    (found,) = compare.compare([dead, row()], [row()])
+    assert found.outcome == "no difference shown"
+    # Beside another configuration's rows of an older driver too, whose machine it may be as well.
+    older = row(driver="570.1", run_key="other")
+    assert [each.outcome for each in compare.compare([older, dead, row()], [row()])] == [
+        "no difference shown"
+    ]
+    for good in (row(**A100), row(run_key="other")):
+        outcomes = [each.outcome for each in compare.compare([dead, good], [row()])]
+        assert "fails now" in outcomes
+    (table,) = machines.environment([dead, row()]).tables
+    assert list(table.columns) == ["", "machine A"]
+    assert [cell.text for cell in table.rows[-1]] == ["rows", "2"]
+
+
+def test_what_is_not_run_any_more_is_said_with_its_name():
+    comparisons = compare.compare([row()], [row(), row(run_key="gone", model="bert_large", image_size=None)])
+    (line,) = (
+        line
+        for line in cells(compare.section(comparisons, "before.csv", names(row())))
+        if line["outcome"][0] == "not run now"
+    )
+    assert line["run"][0].startswith("bert_large")
+    assert (line["samples/s now"][0], line["samples/s before"][1]) == ("", 1000.0)
+    assert list(map(compare.is_worse, comparisons)) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("other", "outcome", "said"),
+    [
+        ({"gpu_uuids": "GPU-bbbbbbbb-1"}, "regression", "cards GPU-aaaaaaaa → GPU-bbbbbbbb"),
+        ({"parallel_runs": 8, "cpu_cores": 2}, "not comparable", "runs side by side 1 → 8"),
+        ({"gpu_name": "NVIDIA H100 PCIe"}, "not comparable", "gpu_name NVIDIA H200 → NVIDIA H100 PCIe"),
+    ],
+)
+def test_rates_under_other_conditions_are_no_regression_or_say_so(other, outcome, said):
+    known = {"gpu_uuids": "GPU-aaaaaaaa-1", "cpu_cores": 16}
+    (found,) = compare.compare([row(**{**known, "samples_per_sec": 900.0, **other})], [row(**known)])
+    assert (found.outcome, found.ratio is None) == (outcome, outcome == "not comparable")
+    assert compare.is_worse(found) == (outcome == "regression")
+    assert said in compare.environment_differences(found.now, found.before)
+
+
+@pytest.mark.parametrize(
+    "other", [{"gpu_uuids": "GPU-b"}, {"parallel_runs": 8}, {"power_limit_w": 400.0}, A100]
+)
+def test_the_baseline_under_the_same_conditions_is_taken(other):
+    known = {"gpu_uuids": "GPU-a", "power_limit_w": 700.0}
+    before = [row(**known), row(**{**known, **other, "started_at": "2026-02-01", "samples_per_sec": 5000.0})]
+    (found,) = compare.compare([row(**known)], before)
+    assert found.before is before[0]
 
 
 def test_only_known_differences_of_the_environment_are_listed():

@@ -24,7 +24,10 @@ EXIT_REFUSED = 2
 _MARKDOWN = flags.DEFINE_string("markdown", None, "File to write the report to as Markdown.")
 _HTML = flags.DEFINE_string("html", None, "File to write the report to as one page that needs nothing else.")
 _BASELINE = flags.DEFINE_string(
-    "baseline", None, "Results file to compare with, row by row of equal run keys; a regression exits with 1."
+    "baseline",
+    None,
+    "Results file to compare with, row by row of equal run keys; a regression exits with 1, and so does a "
+    "configuration that was ok there and is not here.",
 )
 _PRICES = flags.DEFINE_string(
     "prices",
@@ -130,7 +133,7 @@ def _compare(runs: Sequence[load.Run], baseline: str) -> list[compare.Comparison
     """
     before, _ = load.read_runs([baseline])
     comparisons = compare.compare([run.row for run in runs], [run.row for run in before])
-    if not comparisons:
+    if all(each.now is None for each in comparisons):
         raise ReportError(
             f"--baseline={baseline}: no row that ended ok among its {len(before)} has the run key of a row "
             "of the files: repeat a run of it with python -m tfbench.train --flagfile=RUN/flags.txt"

@@ -33,7 +33,7 @@ def build(
     names = machine_names(rows)
     lead = [
         f"{_counted(len(rows), 'run')}, {len(good)} of them ended well, "
-        f"on {_counted(len(names), 'machine')}.",
+        f"on {_counted(len(set(names.values())), 'machine')}.",
         *sentences,
     ]
     return Report(

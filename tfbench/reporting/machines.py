@@ -88,8 +88,8 @@ def failed(rows: Sequence[RunRecord]) -> Section:
 
 def environment(rows: Sequence[RunRecord]) -> Section:
     """What each machine is, side by side."""
-    groups = grouped(rows, machine_of)
     names = machine_names(rows)
+    groups = grouped(rows, lambda row: names[machine_of(row)])
     table_rows = []
     for column in (*MACHINE_COLUMNS, *LIMIT_COLUMNS):
         values = [_values(group, column) for group in groups.values()]
@@ -101,8 +101,8 @@ def environment(rows: Sequence[RunRecord]) -> Section:
     return Section(
         "environment",
         "Environment",
-        "Rows with the same versions on the same host are one machine here.",
-        tables=[Table("Machines", ("", *(f"machine {name}" for name in names.values())), table_rows)],
+        "Rows with the same versions on the same host, as far as they are known, are one machine here.",
+        tables=[Table("Machines", ("", *(f"machine {name}" for name in groups)), table_rows)],
     )
 
 

@@ -15,6 +15,8 @@ MACHINE_COLUMNS = (
     "gpu_name", "compute_capability", "driver", "cuda", "cudnn", "nccl", "tensorflow", "keras", "python",
     "tfbench_version", "host", "environment",
 )  # fmt: skip
+# Of these the host alone is always known: a row that a sweep writes for a run that died lacks most of them.
+_HOST = MACHINE_COLUMNS.index("host")
 # Limits of the cards: rows of older versions do not have them, so they do not tell machines apart.
 LIMIT_COLUMNS = ("power_limit_w", "sm_clock_mhz_max", "pcie_link")
 
@@ -43,9 +45,28 @@ def newest(rows: Iterable[RunRecord]) -> RunRecord:
 
 
 def setup(row: RunRecord, *free: str) -> tuple[object, ...]:
-    """All that decides a step's time, but the columns in `free`: rows with equal ones may be compared."""
+    """All that decides a step's time, but what is in `free`: rows with equal ones may be compared."""
     columns = tuple(getattr(row, name) for name in _SETUP_COLUMNS if name not in free)
-    return (*columns, *(flag_of(row, name) for name in _FLAGS))
+    return (*columns, side_by_side(row), *(flag_of(row, name) for name in _FLAGS if name not in free))
+
+
+def side_by_side(row: RunRecord) -> int:
+    """Runs on the machine at that time, this one included; 1 where older rows do not say."""
+    return row.parallel_runs or 1
+
+
+def likeness(one: RunRecord, other: RunRecord) -> tuple[bool, ...]:
+    """How far two rows ran under like conditions, what changes a rate most first: greater is more alike."""
+    same = [
+        getattr(one, name) == getattr(other, name)
+        for name in ("host", "gpu_uuids", "power_limit_w", "sm_clock_mhz_max")
+    ]
+    return (one.gpu_name == other.gpu_name, side_by_side(one) == side_by_side(other), *same)
+
+
+def cards(row: RunRecord) -> str:
+    """The GPUs used by the beginnings of their UUIDs, in their order; "" where they are not known."""
+    return ",".join(sorted(uuid[:12] for uuid in (row.gpu_uuids or "").split(",")))
 
 
 def flag_of(row: RunRecord, name: str) -> str:
@@ -59,13 +80,31 @@ def machine_of(row: RunRecord) -> tuple[object, ...]:
     return tuple(getattr(row, name) for name in MACHINE_COLUMNS)
 
 
+def may_be_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """Whether two machines, as `machine_of` has them, are of one host and differ in nothing that is known."""
+    return one[_HOST] == other[_HOST] and all(
+        a == b or None in (a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
 def machine_names(rows: Iterable[RunRecord]) -> MachineNames:
-    """A letter for each machine, in the order they appear; after Z comes A2."""
-    keys = grouped(rows, machine_of)
-    return {
+    """A letter for each machine, in the order they appear; after Z comes A2.
+
+    One of which less is known is that one of the others which it may be, where there is one.
+    """
+    keys = list(grouped(rows, machine_of))
+    whole: list[tuple[object, ...]] = []
+    stands_for = {}
+    for key in sorted(keys, key=lambda key: key.count(None)):
+        stands_for[key] = next((each for each in whole if may_be_same(each, key)), key)
+        if stands_for[key] is key:
+            whole.append(key)
+    order = list(dict.fromkeys(stands_for[key] for key in keys))
+    letters = {
         key: chr(ord("A") + index % 26) + (str(index // 26 + 1) if index >= 26 else "")
-        for index, key in enumerate(keys)
+        for index, key in enumerate(order)
     }
+    return {key: letters[stands_for[key]] for key in keys}
 
 
 def workload(row: RunRecord) -> str:
@@ -105,7 +144,7 @@ def labels(
 
     Args:
         rows: of one kind of workload.
-        machines: of the whole report; where it has several, each name says which.
+        machines: of the whole report; where it has several, each name of a row there says which.
         counts: of runs that each row stands for, the first of them; None: of itself only.
     """
     telling: list[list[str]] = [
@@ -117,9 +156,11 @@ def labels(
         [f"{row.steps_per_loop} steps a call" for row in rows],
         [f"collectives {flag_of(row, 'collectives')}" for row in rows],
         [f"{flag_of(row, 'kernels')} kernels" for row in rows],
+        [f"{side_by_side(row)} side by side" if side_by_side(row) > 1 else "" for row in rows],
         [row.tag or "" for row in rows],
     ]
-    where = [f"machine {machines[machine_of(row)]}" if len(machines) > 1 else "" for row in rows]
+    letters = [machines.get(machine_of(row)) for row in rows]
+    where = [f"machine {name}" if name and len(set(machines.values())) > 1 else "" for name in letters]
     varying = [column for column in telling if len(set(column)) > 1]
     found = [
         ", ".join(
