@@ -601,6 +601,18 @@ def test_baseline_is_of_the_same_environment_where_that_is_known(theirs, found):
     assert records.find_baseline([one], record) is (one if found else None)
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("power_limit_w", 400.0), ("sm_clock_mhz_max", 1500.0), ("cudnn", "8.9")],
+)
+def test_the_baseline_is_of_the_same_limits_where_they_are_known(name, other):
+    known = {"power_limit_w": 700.0, "sm_clock_mhz_max": 1980.0, "cudnn": "9.19"}
+    record, one = gpu_row(2, **known), gpu_row(1, **known | {name: other})
+    assert records.find_baseline([one], record) is None
+    for unknown in (gpu_row(1, **known | {name: None}), gpu_row(1, **known)):
+        assert records.find_baseline([one, unknown], record) is unknown
+
+
 def test_the_baseline_of_unlike_cards_is_their_mean():
     def one(card, rate, half, **changes):
         ends = {"samples_per_sec_low": rate - half, "samples_per_sec_high": rate + half}
@@ -643,6 +655,13 @@ def test_strong_scaling_compares_the_global_batch():
     same_global = gpu_row(1, scaling_mode="strong")
     same_local = gpu_row(1, scaling_mode="strong", per_replica_batch_size=64, global_batch_size=64)
     assert records.find_baseline([same_global, same_local], record) is same_global
+
+
+def test_a_compile_cache_does_not_block_the_baseline():
+    record, one = gpu_row(2), gpu_row(1)
+    record.flags += " --compile_cache=True"
+    one.flags += " --compile_cache=False"
+    assert records.find_baseline([one], record) is one
 
 
 def test_where_sums_are_made_does_not_block_the_baseline():

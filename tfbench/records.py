@@ -488,14 +488,19 @@ _ALIKE = (
     "optimizer", "steps_per_loop", "gpu_name", "driver", "tensorflow", "keras", "host",
 )  # fmt: skip
 
-# Flags that may differ: those that do not change a step's time, where gradients are summed, of which a single
+# Likewise, where both rows say it: older rows lack some of these. The cores are not among them: N GPUs may well
+# have those of N runs on one.
+_ALIKE_WHERE_KNOWN = ("environment", "cudnn", "power_limit_w", "sm_clock_mhz_max")
+
+# Flags that may differ: those that do not change a step's time (the cache of compiled programs is not in the
+# run key either), where gradients are summed, of which a single
 # GPU has none to sum, and the batch, which has its own columns. With synthetic data the weights' pace may
 # not: what a card at its power limit makes of them depends on how far they have come.
 _FREE_FLAGS = frozenset(
     {"gpus", "seed", "steps", "windows", "warmup_steps", "tag", "results_dir", "tensorboard", "profile_steps",
      "per_replica_batch_size", "requested_per_replica_batch_size", "learning_rate", "lr_schedule",
      "lr_warmup_steps", "lr_total_steps", "weight_decay", "initial_loss_scale", "diagnose",
-     "target_interval_percent", "max_windows", "collectives"}
+     "target_interval_percent", "max_windows", "collectives", "compile_cache"}
 )  # fmt: skip
 
 
@@ -523,7 +528,10 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
         and (row.parallel_runs or 1) == 1
         and _baseline_key(row) == wanted
         and on_its_cards(row, record)
-        and (row.environment == record.environment or None in (row.environment, record.environment))
+        and all(
+            getattr(row, name) == getattr(record, name) or None in (getattr(row, name), getattr(record, name))
+            for name in _ALIKE_WHERE_KNOWN
+        )
     ]
     by_card = {row.gpu_uuids: row for row in sorted(candidates, key=lambda row: row.started_at or "")}
     if record.gpu_uuids and len(by_card) > 1:
