@@ -254,7 +254,7 @@ def test_files_are_written(h200_csv, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file or directory: '{path}'"),
+        (None, "FILE={path}: No such file or directory; it takes a runs.csv"),
         ("", "no rows in {path}"),
         (",".join(records.COLUMNS) + "\n", "no rows in {path}"),
         ("a,b\n1,2\n", "{path} has schema version unknown with 2 columns"),
@@ -266,6 +266,36 @@ def test_files_without_rows_are_refused(tmp_path, capsys, content, message):
         path.write_text(content)
     assert run(path) == 2
     assert message.format(path=path) in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_empty_folder_is_refused(tmp_path, capsys):
+    assert run(tmp_path) == 2
+    assert f"FILE={tmp_path / 'runs.csv'}: No such file" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("flag", "accepted"),
+    [
+        ("html", "a folder that exists"), ("markdown", "a folder that exists"), ("baseline", "a runs.csv"),
+        ("prices", "card,currency,price_per_hour,source,date"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_not_there_is_named_with_its_flag(tmp_path, capsys, flag, accepted):
+    gone = tmp_path / "gone" / "file"
+    assert run(write(tmp_path / "runs.csv", [row()]), **{flag: gone}) == 2
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert f"--{flag}={gone}: No such file or directory" in said
+    assert accepted in said
+
+
+def test_rows_of_the_cpu_are_sent_to_no_gpu():
+    on_cpu = row(num_gpus=0, gpu_name=None, driver=None, precision="fp32")
+    report_ = build.build([load.Run(on_cpu, ROOT / "nowhere")], [])
+    missing = {section.key: section.missing for section in report_.sections}
+    said = " ".join(missing.values())
+    assert "--gpus=1" not in said
+    assert "tf32" not in said
+    assert "--gpus=0 --precision=fp32, then the same with --precision=mixed_bfloat16" in missing["precision"]
 
 
 def test_no_file_is_refused(capsys):

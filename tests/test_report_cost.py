@@ -284,7 +284,7 @@ def test_costs_are_in_all_three_forms(tmp_path, capsys, monkeypatch):
     ("given", "message"),
     [
         ({"budget_gpu_hours": 10}, "--budget_gpu_hours needs --prices"),
-        ({"prices": "missing.csv"}, "No such file or directory: 'missing.csv'"),
+        ({"prices": "missing.csv"}, "--prices=missing.csv: No such file or directory"),
         ({"prices": "", "budget_gpu_hours": -1}, "--budget_gpu_hours=-1.0: a number above 0"),
         ({"prices": "", "train_samples": 0}, "--train_samples=0: a number above 0"),
         ({"prices": "", "train_samples": 9, "budget": "nan"}, "--budget=nan: a number above 0"),

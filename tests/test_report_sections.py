@@ -225,6 +225,24 @@ def test_speed_up_and_memory_against_full_precision():
     assert [line["memory ratio"][1] for line in found] == [1.0, 0.6, 0.6]
 
 
+def test_speed_up_over_full_precision_says_what_else_differs():
+    flags = "--model=bert_large --kernels=fused"
+    bert = {"model": "bert_large", "image_size": None, "flags": "--kernels=plain"}
+    fused = row(**bert | {"flags": flags, "samples_per_sec": 300.0, "gpu_uuids": "GPU-a"})
+    full = {"precision": "tf32", **bert}
+    rows = [
+        row(**full, samples_per_sec=100.0, gpu_uuids="GPU-a"),
+        row(**full, samples_per_sec=150.0, gpu_uuids="GPU-b", started_at="2026-01-02"),
+        row(**bert, samples_per_sec=200.0, gpu_uuids="GPU-c"),
+        fused,
+    ]
+    found = cells(sections.precisions(rows, names(*rows)))
+    assert [(line["runs"][0].rpartition(": ")[2], line["speed-up"][1]) for line in found] == [
+        ("mixed_float16 against tf32 (another card)", pytest.approx(200 / 150)),  # the newest of others
+        ("mixed_float16 against tf32 (fused kernels against plain)", 3.0),  # that of the same card
+    ]
+
+
 def test_parts_that_a_run_has_not_are_empty():
     diagnosed = row(compute_ms=30.0, exposed_communication_ms=None, host_gap_ms=0.5, verdict="compute bound")
     found = sections.parts([diagnosed, row()], names(row()))

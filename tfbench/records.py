@@ -488,14 +488,14 @@ _ALIKE = (
     "optimizer", "steps_per_loop", "gpu_name", "driver", "tensorflow", "keras", "host",
 )  # fmt: skip
 
-# Likewise, where both rows say it: older rows lack some of these. The cores are not among them: N GPUs may well
-# have those of N runs on one.
+# Likewise, where both rows say it: older rows lack some of these. The cores are not among them: N GPUs may
+# well have those of N runs on one.
 _ALIKE_WHERE_KNOWN = ("environment", "cudnn", "power_limit_w", "sm_clock_mhz_max")
 
 # Flags that may differ: those that do not change a step's time (the cache of compiled programs is not in the
-# run key either), where gradients are summed, of which a single
-# GPU has none to sum, and the batch, which has its own columns. With synthetic data the weights' pace may
-# not: what a card at its power limit makes of them depends on how far they have come.
+# run key either), where gradients are summed, of which a single GPU has none to sum, and the batch, which has
+# its own columns. With synthetic data the weights' pace may not: what a card at its power limit makes of them
+# depends on how far they have come.
 _FREE_FLAGS = frozenset(
     {"gpus", "seed", "steps", "windows", "warmup_steps", "tag", "results_dir", "tensorboard", "profile_steps",
      "per_replica_batch_size", "requested_per_replica_batch_size", "learning_rate", "lr_schedule",

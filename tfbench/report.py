@@ -5,8 +5,9 @@ code: 0; 1 for a regression against --baseline; 2 for refused flags, files witho
 nothing to compare.
 """
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tfbench.reporting import build, compare, cost, load, markdown, page, prices
 
 EXIT_REGRESSION = 1
 EXIT_REFUSED = 2
+_FILES = "a runs.csv that python -m tfbench.train has written, or a folder that holds one"
 
 _MARKDOWN = flags.DEFINE_string("markdown", None, "File to write the report to as Markdown.")
 _HTML = flags.DEFINE_string("html", None, "File to write the report to as one page that needs nothing else.")
@@ -75,6 +77,20 @@ def report(argv: list[str]) -> int:
         return EXIT_REFUSED
 
 
+@contextlib.contextmanager
+def _naming(argument: str, accepted: str) -> Iterator[None]:
+    """Says of a file that cannot be read or written which argument named it, and what that takes.
+
+    Raises:
+        ReportError: there was an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = f"{argument}={error.filename}" if error.filename else argument  # a full disk names no file
+        raise ReportError(f"{where}: {error.strerror}; it takes {accepted}") from error
+
+
 def _report(files: Sequence[str], console: Console) -> int:
     """The exit code.
 
@@ -83,15 +99,16 @@ def _report(files: Sequence[str], console: Console) -> int:
         SchemaError: a file holds no rows of this schema.
         MicroSchemaError: likewise, one of tfbench.micro.
         CostError: the prices, or what is to be computed from them, are refused.
-        OSError: a file cannot be read or written.
+        OSError: the terminal cannot be written to.
     """
     if not files:
         raise ReportError(
             "no FILE: name results files, such as python -m tfbench.report tfbench_results/runs.csv"
         )
     plan = _plan()
-    runs, sentences = load.read_runs([file for file in files if not load.is_micro(file)])
-    measured, said = load.read_micro(files)
+    with _naming("FILE", _FILES):
+        runs, sentences = load.read_runs([file for file in files if not load.is_micro(file)])
+        measured, said = load.read_micro(files)
     if not runs and not measured:
         raise ReportError(
             f"no rows in {', '.join(files)}: python -m tfbench.train writes those of runs.csv, "
@@ -102,7 +119,8 @@ def _report(files: Sequence[str], console: Console) -> int:
     files_written = []
     for flag, renderer in ((_MARKDOWN, markdown), (_HTML, page)):
         if flag.value is not None:
-            Path(flag.value).write_text(renderer.render(built), encoding="utf-8")
+            with _naming(f"--{flag.name}", "a file to write, in a folder that exists"):
+                Path(flag.value).write_text(renderer.render(built), encoding="utf-8")
             files_written.append(flag.value)
     terminal.show(built, console)  # last: its reader may go away (`| head`)
     for name in files_written:
@@ -115,11 +133,12 @@ def _plan() -> cost.Plan | None:
 
     Raises:
         CostError: the flags or the file of prices are refused.
-        OSError: the file cannot be read.
+        ReportError: the file cannot be read.
     """
     given: dict[str, Any] = {name: flag.value for name, flag in _PLAN.items() if flag.value is not None}
     if _PRICES.value is not None:
-        return cost.Plan(prices=prices.read(_PRICES.value), **given)
+        with _naming("--prices", f"a CSV file of {','.join(prices.COLUMNS)}"):
+            return cost.Plan(prices=prices.read(_PRICES.value), **given)
     if given:
         raise prices.CostError(f"--{next(iter(given))} needs --prices: name a file of prices")
     return None
@@ -129,9 +148,11 @@ def _compare(runs: Sequence[load.Run], baseline: str) -> list[compare.Comparison
     """Comparisons with the baseline file.
 
     Raises:
-        ReportError: no row can be compared, which must not look like a pass.
+        ReportError: no row can be compared, which must not look like a pass, or the file cannot be read.
+        SchemaError: the file holds no rows of this schema.
     """
-    before, _ = load.read_runs([baseline])
+    with _naming("--baseline", _FILES):
+        before, _ = load.read_runs([baseline])
     comparisons = compare.compare([run.row for run in runs], [run.row for run in before])
     if all(each.now is None for each in comparisons):
         raise ReportError(

@@ -50,6 +50,11 @@ def setup(row: RunRecord, *free: str) -> tuple[object, ...]:
     return (*columns, side_by_side(row), *(flag_of(row, name) for name in _FLAGS if name not in free))
 
 
+def on_cpu(rows: Sequence[RunRecord]) -> bool:
+    """Whether there are rows and none of them asked for a GPU."""
+    return bool(rows) and all(row.num_gpus == 0 for row in rows)
+
+
 def side_by_side(row: RunRecord) -> int:
     """Runs on the machine at that time, this one included; 1 where older rows do not say."""
     return row.parallel_runs or 1

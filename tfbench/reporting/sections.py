@@ -1,5 +1,6 @@
 """What the rows that ended well say: ranking, scaling, batch, precision, parts of a step, energy."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -27,11 +28,15 @@ from tfbench.reporting.document import (
 from tfbench.reporting.naming import (
     MachineNames,
     batch,
+    cards,
     devices,
+    flag_of,
     full_labels,
     grouped,
     labels,
+    likeness,
     newest,
+    on_cpu,
     setup,
     started,
     workload,
@@ -201,11 +206,17 @@ def scaling(rows: Sequence[RunRecord], all_rows: Sequence[RunRecord]) -> Section
         "join the newest runs.",
         charts,
         tables,
-        ""
-        if tables
-        else "No run on several GPUs has a one-GPU row to compare with. Fill it with: "
+        "" if tables else _no_scaling(all_rows),
+    )
+
+
+def _no_scaling(rows: Sequence[RunRecord]) -> str:
+    if on_cpu(rows):
+        return "No run used a GPU, and it is they whose number grows: replicas on the CPU share its cores."
+    return (
+        "No run on several GPUs has a one-GPU row to compare with. Fill it with: "
         "python -m tfbench.train --gpus=1, then the same with --gpus=2; or all of a curve with: "
-        "python -m tfbench.sweep --scaling=weak, or strong",
+        "python -m tfbench.sweep --scaling=weak, or strong"
     )
 
 
@@ -387,32 +398,66 @@ def _batch_table(title: str, names: Sequence[str], members: Sequence[Sequence[Ru
 def precisions(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
     """What a faster precision buys: speed and memory against fp32 and tf32, all else alike."""
     table_rows, chart_bars = [], []
-    for group in grouped(rows, lambda row: setup(row, "precision")).values():
-        latest = {name: newest(same) for name, same in grouped(group, lambda row: row.precision).items()}
-        for full in (latest[name] for name in FULL_PRECISIONS if name in latest):
-            for row in latest.values():
-                if row is full or (row.precision == "fp32" and full.precision == "tf32"):
-                    continue
-                label = (
-                    f"{workload(row)}, {labels([row], machines)[0]}: {row.precision} against {full.precision}"
-                )
-                times, low, high = ratio(row, full)
-                chart_bars.append(Bar(label, [("", times)], f"{times:.2f} ×", low, high))
-                table_rows.append(_precision_row(label, row, full, times, low, high))
+    for group in grouped(rows, lambda row: setup(row, "precision", "kernels")).values():
+        for row, full in _precision_pairs(group):
+            what = f"{row.precision} against {full.precision}{_unlike(row, full)}"
+            label = f"{workload(row)}, {labels([row], machines)[0]}: {what}"
+            times, low, high = ratio(row, full)
+            chart_bars.append(Bar(label, [("", times)], f"{times:.2f} ×", low, high))
+            table_rows.append(_precision_row(label, row, full, times, low, high))
     columns = ("runs", "speed-up", "95 %", "samples/s", "samples/s of the other", "peak memory, GiB",
                "GiB of the other", "memory ratio")  # fmt: skip
     title = "Speed-up over full precision"
     return Section(
         "precision",
         "Mixed precision",
-        "Rate of a run ÷ rate of the same run in fp32 or tf32, and the memory that both need.",
+        "Rate of a run ÷ rate of the same run in fp32 or tf32, and the memory that both need. Fused kernels "
+        "exist in mixed precision only; where they are compared with plain ones, the name says so.",
         [BarChart(title, "times as fast", chart_bars[:MOST_BARS])] if chart_bars else [],
         [Table(title, columns, table_rows)] if table_rows else [],
-        ""
-        if table_rows
-        else "No two runs differ in the precision only. Fill it with: python -m tfbench.train "
-        "--precision=tf32, then the same with --precision=mixed_float16",
+        "" if table_rows else _no_precisions(rows),
     )
+
+
+def _no_precisions(rows: Sequence[RunRecord]) -> str:
+    first, second = (
+        ("--gpus=0 --precision=fp32", "mixed_bfloat16")
+        if on_cpu(rows)
+        else ("--precision=tf32", "mixed_float16")
+    )
+    return (
+        f"No two runs differ in the precision only. Fill it with: python -m tfbench.train {first}, "
+        f"then the same with --precision={second}"
+    )
+
+
+def _precision_pairs(rows: Sequence[RunRecord]) -> list[Pair]:
+    """Each precision and kernels beside fp32 and tf32: of the rows most alike the newest."""
+    variants = grouped(rows, lambda row: (row.precision, flag_of(row, "kernels")))
+    pairs = []
+    for precision in FULL_PRECISIONS:
+        fulls = [row for row in rows if row.precision == precision]
+        for (name, _), same in variants.items():
+            if fulls and name != precision and (name, precision) != ("fp32", "tf32"):
+                pairs.append(max(itertools.product(same, fulls), key=lambda pair: _likest(*pair)))
+    return pairs
+
+
+def _likest(row: RunRecord, full: RunRecord) -> tuple[object, ...]:
+    """Greater for rows that are more alike, then for newer ones."""
+    kernels = flag_of(row, "kernels") == flag_of(full, "kernels")
+    return kernels, *likeness(row, full), row.started_at or "", full.started_at or ""
+
+
+def _unlike(row: RunRecord, full: RunRecord) -> str:
+    """What else than the precision is known to differ between two rows, to go behind it."""
+    ours, theirs = (flag_of(each, "kernels") for each in (row, full))
+    said = [f"{ours} kernels against {theirs}"] if ours != theirs else []
+    if cards(row) and cards(full) and cards(row) != cards(full):
+        said.append("another card")
+    if row.power_limit_w and full.power_limit_w and row.power_limit_w != full.power_limit_w:
+        said.append("another power limit")
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _precision_row(
@@ -470,8 +515,8 @@ def energy(rows: Sequence[RunRecord], machines: MachineNames) -> Section:
         tables,
         ""
         if tables
-        else "No run has energy: it takes an NVIDIA GPU whose driver answers power or energy. Fill it "
-        "with: python -m tfbench.train --gpus=1",
+        else "No run has energy: it takes an NVIDIA GPU whose driver answers power or energy."
+        + ("" if on_cpu(rows) else " Fill it with: python -m tfbench.train --gpus=1"),
     )
 
 

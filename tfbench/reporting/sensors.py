@@ -19,7 +19,7 @@ from tfbench.reporting.document import (
     words,
 )
 from tfbench.reporting.load import Curve, Run, Spans, read_telemetry, read_windows
-from tfbench.reporting.naming import MachineNames, full_labels
+from tfbench.reporting.naming import MachineNames, full_labels, on_cpu
 
 MOST_RUNS = 6
 MOST_POINTS = 90  # of a line: more cannot be told apart in a picture of this size
@@ -73,8 +73,12 @@ def over_time(runs: Sequence[Run], machines: MachineNames) -> Section:
         tables,
         ""
         if charts
-        else "No run folder with a telemetry.csv that has readings lies beside the files. Fill it with: "
-        "python -m tfbench.train --gpus=1, and keep its folder beside runs.csv",
+        else "No run folder with a telemetry.csv that has readings lies beside the files: "
+        + (
+            "they are those of NVIDIA GPUs, and no run used one."
+            if on_cpu([run.row for run in runs])
+            else "fill it with python -m tfbench.train --gpus=1, and keep its folder beside runs.csv"
+        ),
     )
 
 
