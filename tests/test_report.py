@@ -230,6 +230,31 @@ def test_terminal_cuts_no_column_off(h200_csv, monkeypatch, capsys, width):
     assert "sou" in heads[1]
 
 
+def test_long_names_stand_below_the_table_of_a_narrow_terminal(tmp_path, monkeypatch, capsys):
+    path = write(
+        tmp_path / "runs.csv",
+        [
+            row(
+                run_key=tag,
+                tag=f"{tag} and a long label of the user's own",
+                samples_per_sec=rate,
+                mfu=0.2,
+                peak_memory_gib=39.5,
+                gates="throttled",
+            )
+            for tag, rate in (("cold", 900.0), ("hot", 800.0))
+        ],
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(path) == 0
+    ranking = capsys.readouterr().out.partition("Published beside")[0]
+    assert re.search(r"^1 +900\.0 ", ranking, re.MULTILINE)
+    assert "\n2: 1 × H200, batch 256, hot and a long label of the user's own\n" in ranking
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(path) == 0
+    assert "\n2: 1 × H200" not in capsys.readouterr().out
+
+
 def test_strong_scaling_has_its_interval_in_every_output(tmp_path, capsys):
     strong = {"scaling_mode": "strong", "global_batch_size": 256}
     one = row(run_id="s1", **strong)

@@ -10,6 +10,7 @@ from rich.text import Text
 from tfbench.reporting.document import Cell, Report, Section, Table
 
 _LONGEST_WORD = 12  # that is never broken
+_MOST_LINES = 3  # of a row's name; longer ones stand below the table
 _STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "red"}
 
 
@@ -27,7 +28,21 @@ def _show_section(section: Section, console: Console) -> None:
     if said := section.missing or section.intro:
         console.print(Text(said, style="dim"))
     for table in section.tables:
-        console.print(_table(table.without_empty_columns(), console.width))
+        _show_table(table.without_empty_columns(), console)
+
+
+def _show_table(table: Table, console: Console) -> None:
+    """In a narrow terminal a name would be a column of syllables: a number stands for it then."""
+    names = dict.fromkeys(row[0].text for row in table.rows)
+    numbers = {name: number for number, name in enumerate(names, 1)}
+    longest = max(map(len, numbers), default=0)
+    if longest <= _MOST_LINES * _widths(table, console.width)[0]:
+        console.print(_table(table, console.width))
+        return
+    rows = [[Cell(str(numbers[row[0].text])), *row[1:]] for row in table.rows]
+    console.print(_table(Table(table.title, table.columns, rows), console.width))
+    for name, number in numbers.items():
+        console.print(Text(f"{number}: {name}"))
 
 
 def _table(table: Table, width: int) -> RichTable:
