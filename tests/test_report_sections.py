@@ -436,6 +436,7 @@ def test_a_row_of_which_little_is_known_is_of_a_machine_that_it_may_be():
     newer = row(driver="590.2", started_at="2026-01-02")
     assert set(names(dead, row(), newer).values()) == {"A", "B"}
     assert set(names(dead, row(**A100)).values()) == {"A", "B"}  # another host
+    assert len(set(names(row(), row(environment="XLA_FLAGS=--a")).values())) == 2
     (found,) = compare.compare([dead, row()], [row()])
     assert found.outcome == "no difference shown"
     # Beside another configuration's rows of an older driver too, whose machine it may be as well.

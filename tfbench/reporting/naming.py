@@ -15,8 +15,9 @@ MACHINE_COLUMNS = (
     "gpu_name", "compute_capability", "driver", "cuda", "cudnn", "nccl", "tensorflow", "keras", "python",
     "tfbench_version", "host", "environment",
 )  # fmt: skip
-# Of these the host alone is always known: a row that a sweep writes for a run that died lacks most of them.
-_HOST = MACHINE_COLUMNS.index("host")
+# A row that a sweep writes for a run that died has these and lacks most of the others. An unknown
+# environment, as of older rows, is no wildcard: it would make theirs somebody's XLA_FLAGS.
+_ALWAYS_KNOWN = ("host", "environment")
 # Limits of the cards: rows of older versions do not have them, so they do not tell machines apart.
 LIMIT_COLUMNS = ("power_limit_w", "sm_clock_mhz_max", "pcie_link")
 
@@ -87,8 +88,9 @@ def machine_of(row: RunRecord) -> tuple[object, ...]:
 
 def may_be_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     """Whether two machines, as `machine_of` has them, are of one host and differ in nothing that is known."""
-    return one[_HOST] == other[_HOST] and all(
-        a == b or None in (a, b) for a, b in zip(one, other, strict=True)
+    return all(
+        a == b or (None in (a, b) and name not in _ALWAYS_KNOWN)
+        for name, a, b in zip(MACHINE_COLUMNS, one, other, strict=True)
     )
 
 
