@@ -593,12 +593,21 @@ def test_all_sums_of_a_row_are_exact_in_float16_in_any_order(replicas):
 # ---------------------------------------------------------------- input, roofline
 
 
-def test_a_folder_without_records_says_so(tmp_path):
-    with pytest.raises(NotPossibleError, match="no TFRecord file there"):
-        input_rate.read(str(tmp_path), 1, 0.05)
-    (tmp_path / "x.tfrecord").write_bytes(b"this is no record")
-    with pytest.raises(NotPossibleError, match="no TFRecord file"):
-        input_rate.read(str(tmp_path / "*.tfrecord"), 1, 0.05)
+def test_of_a_folder_only_record_files_are_read_and_a_damaged_one_is_a_failure(tmp_path, caplog):
+    import tensorflow as tf
+
+    record = tmp_path / "train-0"
+    with tf.io.TFRecordWriter(str(record)) as writer:
+        writer.write(b"a record")
+    (tmp_path / "manifest.json").write_text('{"format": 1, "complete": true}')
+    (tmp_path / "empty").touch()
+    assert input_rate.files_of(str(tmp_path)) == input_rate.files_of(f"{tmp_path}/t*") == [str(record)]
+    assert "1 files of" in row_of(lambda: input_rate.read([str(record)], 1, 0.05)).note
+    record.write_bytes(record.read_bytes()[:-1] + b"\0\0")
+    with caplog.at_level(logging.CRITICAL):
+        row = row_of(lambda: input_rate.read([str(record)], 1, 0.05))
+    assert row.rate is None
+    assert row.note.startswith("failed: DataLossError: ")  # which the exit code tells
 
 
 def test_roofs_are_the_best_measured_and_a_model_stands_where_its_card_counted():
@@ -681,6 +690,7 @@ def micro(*flags: str, cwd):
         ("--gpus=3", "gpus=3"),
         ("--gpus=many", "gpus=many"),
         ("--sizes=3", "sizes"),
+        ("--data=nowhere", "data=nowhere: a folder or a glob of uncompressed TFRecord files"),
     ],
 )
 def test_refused_flags(flag, words, tmp_path):

@@ -11,7 +11,7 @@ from tfbench import records
 from tfbench.config import BenchmarkConfig, ConfigError
 from tfbench.display import Display
 from tfbench.hardware.gpus import Probe, probe
-from tfbench.microbench import matmul, roofline, rows, suite
+from tfbench.microbench import input_rate, matmul, roofline, rows, suite
 from tfbench.microbench.case import Machine
 
 FLAGS = flags.FLAGS
@@ -30,7 +30,9 @@ def define_flags() -> None:
     )
     flags.DEFINE_string("results_dir", "tfbench_results", "Folder of micro.csv and its picture.")
     flags.DEFINE_string(
-        "data", None, "Folder or glob of TFRecord files to read. Default: small ones are made."
+        "data",
+        None,
+        "Folder or glob of TFRecord files to read; others in it are left out. Default: small ones are made.",
     )
 
 
@@ -61,6 +63,7 @@ def _micro(display: Display) -> int:
     found = probe()
     used = _gpus_used(FLAGS.gpus, found)
     _check_names(FLAGS.only)
+    files = _record_files(FLAGS.data)
     results_dir = Path(FLAGS.results_dir).expanduser()
     results_dir.mkdir(parents=True, exist_ok=True)
     path = results_dir / "micro.csv"
@@ -76,7 +79,7 @@ def _micro(display: Display) -> int:
         names = devices.open_devices(config)
         machine = suite.machine_of(names, found, used, FLAGS.quick)
         facts = suite.shared_facts(machine, found.driver, _versions())
-        done = suite.run(suite.cases(machine, FLAGS.only, FLAGS.data), machine, facts, path, display)
+        done = suite.run(suite.cases(machine, FLAGS.only, files), machine, facts, path, display)
     _keep_ceilings(done, machine, facts)
     _show_roofline(done, machine, results_dir, display)
     display.say(f"rows: {path}")
@@ -105,6 +108,20 @@ def _check_names(only: list[str]) -> None:
     unknown = [name for name in only if name not in suite.BENCHMARKS]
     if unknown or not only:
         raise ConfigError("only", ",".join(unknown), f"some of {', '.join(suite.BENCHMARKS)}")
+
+
+def _record_files(data: str | None) -> list[str] | None:
+    """Files that --data names; None without it.
+
+    Raises:
+        ConfigError: none of them holds records.
+    """
+    if data is None:
+        return None
+    files = input_rate.files_of(data)
+    if not files:
+        raise ConfigError("data", data, "a folder or a glob of uncompressed TFRecord files; none is there")
+    return files
 
 
 def _versions() -> dict[str, str | None]:

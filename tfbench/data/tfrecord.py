@@ -47,11 +47,11 @@ def _check(config: BenchmarkConfig, spec: ModelSpec) -> None:
     for path in files:
         if os.path.getsize(path) == 0:
             raise data_error(config, f"{path} is empty: write it again or leave it out")
-    if not _starts_with_a_record(files[0]):
+    if not starts_with_a_record(files[0]):
         raise data_error(config, f"{files[0]} is not an uncompressed TFRecord file, or it is cut short")
 
 
-def _starts_with_a_record(path: str) -> bool:
+def starts_with_a_record(path: str) -> bool:
     """Returns whether the length that the first record states fits in the file."""
     with open(path, "rb") as file:
         header = file.read(_LENGTH_BYTES)

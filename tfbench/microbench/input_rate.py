@@ -8,15 +8,16 @@ import glob
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfbench.data import tfrecord
 from tfbench.measure.timing import Window
-from tfbench.microbench.case import Case, Machine, NotPossibleError, Result
+from tfbench.microbench.case import Case, Machine, Result
 from tfbench.microbench.timed import WINDOWS
 
 IMAGE = (375, 500)  # pixels, ImageNet's most frequent size
@@ -27,12 +28,12 @@ SECONDS_SHORT = 0.3
 _MADE_FILES, _MADE_RECORDS, _RECORD_BYTES = 8, 64, 110_000  # ImageNet's mean record is about 110 kB
 
 
-def cases(machine: Machine, data: str | None) -> Iterator[Case]:
+def cases(machine: Machine, files: Sequence[str] | None) -> Iterator[Case]:
     """Decoding on one core and on all, and reading records.
 
     Args:
         machine: says how long to measure.
-        data: folder or glob of TFRecord files; None: small ones are made.
+        files: TFRecord files to read; None: small ones are made.
     """
     seconds = SECONDS if machine.on_gpu and not machine.quick else SECONDS_SHORT
     cores = len(os.sched_getaffinity(0))
@@ -43,7 +44,7 @@ def cases(machine: Machine, data: str | None) -> Iterator[Case]:
             name=f"JPEG decode and crop to {IMAGE_SIZE}, {what}",
             measure=partial(decode, cores, seconds, per_core),
         )
-    yield Case(benchmark="input", name="record reading", measure=partial(read, data, cores, seconds))
+    yield Case(benchmark="input", name="record reading", measure=partial(read, files, cores, seconds))
 
 
 def decode(cores: int, seconds: float, per_core: bool) -> Result:
@@ -94,31 +95,30 @@ def _jpeg(seed: int) -> bytes:
     return encoded
 
 
-def read(data: str | None, cores: int, seconds: float) -> Result:
+def read(files: Sequence[str] | None, cores: int, seconds: float) -> Result:
     """MB per second of reading TFRecord files, several at once.
 
     Args:
-        data: folder or glob; None: small files in a temporary folder, which stay in the page cache.
+        files: TFRecord files; None: small ones in a temporary folder, which stay in the page cache.
         cores: files read at once.
         seconds: of measuring.
 
     Raises:
-        NotPossibleError: there are no such files.
+        tf.errors.DataLossError: a record is damaged.
     """
-    if data is not None:
-        found = _files(data)
-        if not found:
-            raise NotPossibleError(f"--data={data}: no TFRecord file there")
-        return _read(found, cores, seconds, f"{len(found)} files of {data}; what was read before is cached")
+    if files is not None:
+        where = f"{len(files)} files of {os.path.dirname(os.path.abspath(files[0]))}"
+        return _read(files, cores, seconds, f"{where}; what was read before is cached")
     with tempfile.TemporaryDirectory(prefix="tfbench_micro_") as folder:
         return _read(_make(Path(folder)), cores, seconds, "small files, made here and cached by the system")
 
 
-def _files(data: str) -> list[str]:
-    """Files of a glob, or in a folder."""
+def files_of(data: str) -> list[str]:
+    """TFRecord files of a glob, or in a folder; what else is there, such as a manifest, is left out."""
     path = os.path.expanduser(data)
     pattern = os.path.join(glob.escape(path), "*") if os.path.isdir(path) else path
-    return sorted(filter(os.path.isfile, glob.glob(pattern)))
+    files = filter(os.path.isfile, glob.glob(pattern))
+    return sorted(filter(tfrecord.starts_with_a_record, files))
 
 
 def _make(folder: Path) -> list[str]:
@@ -134,20 +134,17 @@ def _make(folder: Path) -> list[str]:
     return paths
 
 
-def _read(paths: list[str], cores: int, seconds: float, note: str) -> Result:
+def _read(paths: Sequence[str], cores: int, seconds: float, note: str) -> Result:
     """MB/s of all files, over and over."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):
-        files = tf.data.Dataset.from_tensor_slices(paths).repeat()
+        files = tf.data.Dataset.from_tensor_slices(list(map(os.fsencode, paths))).repeat()
         records = files.interleave(
             tf.data.TFRecordDataset, cycle_length=min(cores, len(paths)), num_parallel_calls=cores
         )
         sizes = records.map(lambda record: tf.cast(tf.strings.length(record), tf.int64)).batch(64)
-        try:
-            drained = _drain(sizes, seconds)
-        except tf.errors.DataLossError as error:
-            raise NotPossibleError(f"no TFRecord file: {error.message}") from error
+        drained = _drain(sizes, seconds)
     return Result(
         rates=tuple(each.total / 1e6 / each.window.seconds for each in drained),
         unit="MB/s",

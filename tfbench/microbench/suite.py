@@ -77,14 +77,20 @@ def machine_of(devices: Sequence[str], probe: Probe, gpus: int, quick: bool) -> 
     )
 
 
-def cases(machine: Machine, only: Iterable[str], data: str | None) -> list[Case]:
-    """Cases of the benchmarks named, in the order of BENCHMARKS."""
+def cases(machine: Machine, only: Iterable[str], files: Sequence[str] | None) -> list[Case]:
+    """Cases of the benchmarks named, in the order of BENCHMARKS.
+
+    Args:
+        machine: what they run on.
+        only: names of benchmarks.
+        files: TFRecord files to read; None: small ones are made.
+    """
     makers: dict[str, Callable[[], Iterator[Case]]] = {
         "matmul": lambda: matmul.cases(machine),
         "conv": lambda: conv.cases(machine),
         "memory": lambda: memory.cases(machine),
         "all_reduce": lambda: all_reduce.cases(machine),
-        "input": lambda: input_rate.cases(machine, data),
+        "input": lambda: input_rate.cases(machine, files),
         "launch": lambda: launch.cases(machine),
     }
     return [case for name in BENCHMARKS if name in set(only) for case in makers[name]()]
