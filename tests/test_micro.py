@@ -110,9 +110,23 @@ def test_pcie_limit(generation, lanes, limit):
     assert found == (None if limit is None else pytest.approx(limit, rel=1e-3))
 
 
-@pytest.mark.parametrize(("topology", "peak"), [("NV18", 450.0), ("SYS", None), (None, None)])
-def test_limit_of_the_link_between_gpus(topology, peak):
-    assert all_reduce.link_peak_gb_per_s(h200s(2, topology=topology)) == peak
+@pytest.mark.parametrize(
+    ("name", "topology", "peak"),
+    [
+        ("Tesla V100-SXM2-16GB", "NV1", 25.0),  # of 6 links of 25 GB/s in each direction
+        ("Tesla V100-SXM2-16GB", "NV2", 50.0),
+        ("NVIDIA A100-SXM4-80GB", "NV12", 300.0),
+        ("NVIDIA H200", "NV18", 450.0),
+        ("NVIDIA H200", "SYS", None),
+        ("NVIDIA H200", None, None),
+        ("NVIDIA H100 PCIe", "NV12", None),  # links of its bridges: not in the sources
+        ("NVIDIA L4", "NV1", None),
+        (None, "NV18", None),
+    ],
+)
+def test_limit_of_the_link_between_gpus(name, topology, peak):
+    linked = dataclasses.replace(h200s(2, topology=topology), spec=specs.find(name))
+    assert all_reduce.link_peak_gb_per_s(linked) == peak
 
 
 @pytest.mark.parametrize(
@@ -438,6 +452,18 @@ def test_convolutions_are_right(direction, engine):
     # 2 images, 16² outputs, 7² × 3 × 16 products; float32 of both images and the filters
     flops, least_bytes = 2 * 2 * 256 * 49 * 48, 4 * (2 * 32 * 32 * 3 + 2 * 256 * 16 + 49 * 48)
     assert result.flop_per_byte == pytest.approx(flops / least_bytes)
+
+
+@pytest.mark.parametrize(
+    ("direction", "pixels"), [("forward", 28), ("filter_gradient", 28), ("input_gradient", 56)]
+)
+def test_a_1x1_convolution_of_stride_2_reads_every_second_pixel(direction, pixels):
+    """The first downsampling of ResNet-50, 256 > 512 channels, 56 > 28 pixels; 2 images."""
+    layer = ConvolutionShape("layer2.0.downsample.0", 256, 512, 1, 2, 56)
+    elements = 2 * pixels**2 * 256 + 2 * 28**2 * 512 + 256 * 512
+    assert conv.least_elements(layer, direction, 2) == elements
+    overlapping = dataclasses.replace(layer, kernel=3)  # every pixel is under some tap
+    assert conv.least_elements(overlapping, direction, 2) == 2 * (56**2 * 256 + 28**2 * 512) + 9 * 256 * 512
 
 
 def test_a_wrong_convolution_is_found():

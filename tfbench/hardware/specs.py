@@ -34,6 +34,7 @@ class GpuSpec:
     mem_gb: tuple[float, ...]  # 10^9 bytes, of each variant
     mem_bw_gbs: float | None  # 10^9 bytes/s
     nvlink_gbs_bidir: float | None  # 10^9 bytes/s, both directions together
+    nvlinks: float | None  # links that carry them, as the generation's link rate and the total say
     pcie: str  # generation and lanes, e.g. "5.0x16"
     tdp_w: float | None
     note: str

@@ -5,6 +5,7 @@ Imports TensorFlow when something is measured.
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,10 +45,16 @@ def bus_factor(replicas: int) -> float:
 
 
 def link_peak_gb_per_s(machine: Machine) -> float | None:
-    """What NVLink carries in one direction by the data sheet; None over PCIe, which the GPUs share."""
-    if machine.spec is None or not (machine.topology or "").startswith("NV"):
+    """What the NVLinks of the worst pair carry in one direction by the data sheet, in 10⁹ bytes/s.
+
+    Returns:
+        None over PCIe, which the GPUs share, and for a card whose links are not known.
+    """
+    links = re.fullmatch(r"NV(\d+)", machine.topology or "")
+    spec = machine.spec
+    if links is None or spec is None or spec.nvlink_gbs_bidir is None or spec.nvlinks is None:
         return None
-    return None if machine.spec.nvlink_gbs_bidir is None else machine.spec.nvlink_gbs_bidir / 2
+    return int(links[1]) * spec.nvlink_gbs_bidir / 2 / spec.nvlinks
 
 
 def counts(devices: int) -> list[int]:

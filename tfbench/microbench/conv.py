@@ -37,6 +37,17 @@ def distinct(shape: Any, image_size: int) -> list[ConvolutionShape]:
     return list(found.values())
 
 
+def least_elements(layer: ConvolutionShape, direction: str, batch: int) -> int:
+    """Numbers of input, filters and output, or their gradients, that must be read or written at least.
+
+    A kernel smaller than its stride leaves pixels out; only the gradient of the input must write them, as 0.
+    """
+    skips = layer.kernel < layer.stride and direction != "input_gradient"
+    side = layer.out_size * layer.kernel if skips else layer.in_size
+    pixels = layer.in_channels * side**2 + layer.out_channels * layer.out_size**2
+    return batch * pixels + layer.kernel**2 * layer.in_channels * layer.out_channels
+
+
 def measure(
     machine: Machine,
     layer: ConvolutionShape,
@@ -71,9 +82,7 @@ def measure(
         error = _error(layer, direction, inputs[0], filters, gradients[0], output)
         windows = timed.time_calls(lambda: call(inputs, filters, gradients), machine.seconds(SECONDS))
     flops = 2 * layer.macs * batch
-    least_bytes = filters.dtype.size * sum(
-        int(np.prod(tensor.shape)) for tensor in (inputs[0], filters, gradients[0])
-    )
+    least_bytes = filters.dtype.size * least_elements(layer, direction, batch)
     rates = timed.rates(windows, _INPUTS * flops / 1e12)
     length = {
         "forward": layer.kernel**2 * layer.in_channels,
