@@ -1,6 +1,7 @@
 """Images in files: every record once, what is unreadable, what is kept in RAM; against Pillow and struct."""
 
 import logging
+import os
 import shutil
 import struct
 from collections import Counter
@@ -197,6 +198,46 @@ def test_kinds_of_images_become_rgb(
     )
     (batch,) = make(config_of(f"folder:{tmp_path}", cache=cache)).take(1).as_numpy_iterator()
     assert np.abs(batch["image"].astype(int) - expected).max() <= 3
+
+
+# --- names that are not UTF-8
+
+
+@pytest.fixture
+def latin_1(tmp_path: Path) -> Path:
+    """A folder with a folder of the name é in Latin-1."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("the file system wants UTF-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("service", [None, "grpc://any:1"])
+def test_names_that_are_not_utf_8_are_read(service: str | None, latin_1: Path) -> None:
+    (folder,) = latin_1.iterdir()
+    (folder / os.fsdecode(b"\xe9.jpg")).write_bytes(WHOLE_JPEG)
+    write_records(latin_1 / "record", [7])
+    (latin_1 / "record").rename(folder / os.fsdecode(b"\xe9-0"))
+    for data, label in ((f"folder:{latin_1}", 0), (f"tfrecord:{folder}/?-0", 6)):
+        config = config_of(data, data_service=service)
+        check(config)
+        (batch,) = make(config).take(1).as_numpy_iterator()
+        assert batch["label"].tolist() == [label]
+
+
+def test_names_that_are_not_utf_8_can_be_printed(latin_1: Path) -> None:
+    (folder,) = latin_1.iterdir()
+    with pytest.raises(ConfigError, match="caf\ufffd has no "):
+        check(config_of(f"folder:{latin_1}"))
+    broken = folder / os.fsdecode(b"\xe9-0")
+    write_records(latin_1 / "record", [1, 2])
+    (latin_1 / "record").rename(broken)
+    broken.write_bytes(broken.read_bytes()[:-1])
+    log = InputLog("skip")
+    next(iter(make(config_of(f"tfrecord:{folder}/*"), shard=Shard(0, 1, log)).take(2)))
+    assert "caf\ufffd/\ufffd-0 at byte " in (log.warning() or "")
 
 
 # --- unreadable records

@@ -66,6 +66,7 @@ def _make(config: BenchmarkConfig, spec: ModelSpec, shard: Shard) -> "tf.data.Da
     from tfbench.data import pipeline
 
     paths, labels = map(list, zip(*labelled(config), strict=True))
+    paths = list(map(os.fsencode, paths))  # a name need not be UTF-8, TensorFlow's strings are bytes
     if config.data_service:
         files = service.dealt((paths, labels), config, shard, at_once=FILES_DEALT_AT_ONCE)
     else:

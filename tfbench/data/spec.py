@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
@@ -148,8 +149,12 @@ def argument_of(config: BenchmarkConfig) -> str:
 
 
 def data_error(config: BenchmarkConfig, accepted: str) -> ConfigError:
-    """Returns the error to raise where --data cannot be used; `accepted` says why and what to do."""
-    return ConfigError("data", config.data, accepted)
+    """Returns the error to raise where --data cannot be used; `accepted` says why and what to do.
+
+    A file's name that is not UTF-8 is made one that can be printed.
+    """
+    data, why = (os.fsencode(text).decode(errors="replace") for text in (config.data, accepted))
+    return ConfigError("data", data, why)
 
 
 def require_kind(config: BenchmarkConfig, spec: ModelSpec, kind: Kind) -> None:

@@ -98,14 +98,15 @@ def _read(paths: list[str], config: BenchmarkConfig, shard: Shard) -> "tf.data.D
     """One epoch of (path, number, serialized Example) of a shard: of its own files where there are enough."""
     import tensorflow as tf
 
+    names = list(map(os.fsencode, paths))  # need not be UTF-8, TensorFlow's strings are bytes
     if config.data_service:
-        return service.dealt((paths,), config, shard, at_once=1).interleave(
+        return service.dealt((names,), config, shard, at_once=1).interleave(
             _read_file_in_service,
             cycle_length=min(FILES_AT_ONCE, len(paths)),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
     shard_files = len(paths) >= shard.count
-    files = tf.data.Dataset.from_tensor_slices(paths)
+    files = tf.data.Dataset.from_tensor_slices(names)
     if shard_files:
         files = files.shard(shard.count, shard.index)
     files = files.shuffle(len(paths), seed=config.seed, reshuffle_each_iteration=True)
@@ -132,7 +133,7 @@ def _read_file(path: "tf.Tensor", shard: Shard) -> "tf.data.Dataset":
     def count(name: bytes) -> int:
         num_records, end = _whole_records(name)
         if end != os.path.getsize(name):
-            place = f"{name.decode()} at byte {end}"
+            place = f"{tolerant.name_of(name, NO_NUMBER)} at byte {end}"
             shard.log.add_unreadable(place, f"cut short or corrupt after {num_records} records")
         return num_records
 
