@@ -252,8 +252,8 @@ def test_stopped_making_goes_on(tmp_path: Path, text: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"seq_length": 24}, "made with another seq_length"),
-        ({"seed": 5, "pack": True}, "made with another seed, pack"),
+        ({"seq_length": 24}, r"made with another seq_length \(\d+ there\): choose"),
+        ({"seed": 5, "pack": True}, r"made with another seed \(\d there\), pack \(False there\)"),
         ({"num_shards": 13}, "num_shards=13: at most one for each of 12 documents"),
         ({"seq_length": 7}, "seq_length=7"),
         ({"num_shards": 0}, "num_shards=0"),
@@ -322,6 +322,17 @@ def test_cut_off_shard_is_named(tmp_path: Path, text: Path) -> None:
         ("{", "is no manifest"),
         ("[]", "is no manifest"),
         ('{"format": 9}', "has format 9"),
+        (
+            '{"format": 1, "recipe": {"kind": "images"}}',
+            "is no manifest of token records, it is one of images",
+        ),
+        ('{"format": 1, "settings": {"seq_length": 8}}', "manifest.json: 'settings' has no 'num_shards'"),
+        ('{"format": 1, "settings": {"seq_length": 8, "num_shards": 1}}', "it has no 'vocabulary'"),
+        (
+            '{"format": 1, "settings": {"seq_length": 8, "num_shards": 1}, "vocabulary": '
+            '{"size": 9, "special_ids": []}, "shards": [{"file": "x"}]}',
+            "manifest.json: 'shards' has no 'sequences'",
+        ),
         (None, "make token"),
     ],
 )

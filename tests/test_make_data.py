@@ -15,6 +15,7 @@ from data_helpers import config_of, make
 from PIL import Image
 from run_helpers import environment_without_tensorflow, python
 
+from tfbench import make_data
 from tfbench.data import image_shards, pipeline
 from tfbench.data.image_shards import ShardsError
 
@@ -114,7 +115,7 @@ def test_a_stopped_call_goes_on_and_makes_the_missing_only(
     assert image_shards.make(recipe, tmp_path, processes=1) == 0
     for name in recipe.files:
         assert (tmp_path / name).read_bytes() == (made / name).read_bytes()
-    with pytest.raises(ShardsError, match="holds shards made with another num, seed; choose another folder"):
+    with pytest.raises(ShardsError, match=r"made with another num \(24 there\), seed \(4 there\); choose"):
         image_shards.make(image_shards.images_recipe(30, 3, 6, seed=1), tmp_path, processes=1)
 
 
@@ -184,6 +185,27 @@ def test_unreadable_source_is_named(made: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "train-0").exists()
 
 
+def test_source_without_images_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "train-0"
+    with tf.io.TFRecordWriter(str(source)) as writer:
+        writer.write(tf.train.Example().SerializeToString())
+    recipe = image_shards.resized_recipe([str(source)], 64, "jpeg")
+    with pytest.raises(ShardsError, match=f"--source: {source}, record 0: has no feature image/encoded"):
+        image_shards.make(recipe, tmp_path / "out", processes=1)
+
+
+@pytest.mark.parametrize(
+    ("files", "pattern"),
+    [
+        (["train-00000-of-00002", "train-00001-of-00002"], "o/train-*"),
+        (["cats.tfrecord", "dogs.tfrecord"], "o/*.tfrecord"),
+        (["a", "b"], "GLOB that matches them and not manifest.json"),
+    ],
+)
+def test_the_hint_names_what_was_written(files: list[str], pattern: str) -> None:
+    assert make_data._how_to_train(Path("o"), files) == f"Train on them with --data=tfrecord:{pattern}"
+
+
 def test_verify_finds_damage(made: Path, tmp_path: Path) -> None:
     for path in made.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -207,6 +229,10 @@ def test_verify_finds_damage(made: Path, tmp_path: Path) -> None:
         (["--kind=videos", "--out=x"], "images|resized|tokens"),
         (["--kind=images", "--out=x", "--num=3", "--shards=4"], "--shards=4: from 1 to --num=3"),
         (["--kind=resized", "--out=x", "--source=tfrecord:none*"], "--source=tfrecord:none*: expected"),
+        (
+            ["--kind=images", "--out=x", "--encoding=raw"],
+            "--encoding=raw: goes with --kind=resized, not with --kind=images",
+        ),
         (["--kind=images", "--out=x", "--verify"], "manifest.json cannot be read"),
         (["--kind=images", "--out=x", "more"], "'more' is not a flag"),
     ],

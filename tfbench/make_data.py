@@ -3,15 +3,17 @@
 Exit code: 0; 1 where --verify finds something wrong; 2 for refused flags.
 """
 
+import fnmatch
 import glob
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import app, flags
 
+from tfbench.config import ConfigError
 from tfbench.data.image_shards import Recipe
 from tfbench.display import Display
 
@@ -23,7 +25,9 @@ _KIND = flags.DEFINE_enum(
 )  # fmt: skip
 _OUT = flags.DEFINE_string("out", None, "Folder to write to; what it has already is kept.", required=True)
 _SOURCE = flags.DEFINE_list(
-    "source", [], "resized: tfrecord:GLOB. tokens: globs of UTF-8 text files, or pydoc."
+    "source",
+    [],
+    "resized: tfrecord:GLOB. tokens: globs of UTF-8 text files; default: pydoc, the help texts of Python.",
 )
 _SHARDS = flags.DEFINE_integer("shards", 16, "images and tokens: files to make.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "images and tokens: equal seeds make equal files.", lower_bound=0)
@@ -37,6 +41,19 @@ _SEQ_LENGTH = flags.DEFINE_integer("seq_length", 128, "tokens: of a sequence.", 
 _VOCAB = flags.DEFINE_string("vocab", None, "tokens: BERT's vocab.txt. Default: trained on the text.")
 _PACK = flags.DEFINE_bool("pack", False, "tokens: several documents may share a sequence.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "To work in. Default: one for each core.", lower_bound=1)
+_KINDS_OF = {  # a flag that is left out here is of every kind
+    "source": ("resized", "tokens"),
+    "shards": ("images", "tokens"),
+    "seed": ("images", "tokens"),
+    "num": ("images",),
+    "num_classes": ("images",),
+    "short_side": ("resized",),
+    "encoding": ("resized",),
+    "seq_length": ("tokens",),
+    "vocab": ("tokens",),
+    "pack": ("tokens",),
+    "processes": ("images", "resized"),
+}
 _VERIFY = flags.DEFINE_bool("verify", False, "Make nothing: compare --out with its manifest.")
 
 EXIT_DAMAGED = 1
@@ -51,6 +68,7 @@ def make_data(argv: list[str]) -> int:
         return EXIT_REFUSED
     out = Path(_OUT.value).expanduser()
     try:
+        _refuse_flags_of_other_kinds()
         if _VERIFY.value:
             return _verify(out, display)
         _MAKERS[_KIND.value](out, display)
@@ -61,6 +79,16 @@ def make_data(argv: list[str]) -> int:
         display.error("stopped; the same command goes on where this one was")
         return 130  # 128 + SIGINT, as shells have it
     return 0
+
+
+def _refuse_flags_of_other_kinds() -> None:
+    """Raises ConfigError for the first flag that was given and would change nothing."""
+    for name, kinds in _KINDS_OF.items():
+        flag = flags.FLAGS[name]
+        if flag.present and _KIND.value not in kinds:
+            value = ",".join(flag.value) if isinstance(flag.value, list) else flag.value
+            accepted = " and ".join(f"--kind={kind}" for kind in kinds)
+            raise ConfigError(name, value, f"goes with {accepted}, not with --kind={_KIND.value}")
 
 
 def _make_images(out: Path, display: Display) -> None:
@@ -104,14 +132,27 @@ def _make_shards(recipe: Recipe, out: Path, display: Display) -> None:
         lambda entries, total: track(entries, recipe.kind, total=total, console=display.console),
     )
     kept = len(recipe.files) - written
-    display.say(
-        f"{written} shards written, {kept} were there. Train on them with --data=tfrecord:{out}/train-*"
-    )
+    display.say(f"{written} shards written, {kept} were there. {_how_to_train(out, recipe.files)}")
+
+
+def _how_to_train(out: Path, files: Sequence[str]) -> str:
+    """A hint with a glob of the files that leaves the manifest out."""
+    from tfbench.data import image_shards
+
+    prefix = os.path.commonprefix(files).rstrip("0123456789")  # noqa: RUF071  characters, not folders
+    suffixes = {Path(name).suffix for name in files}
+    suffix = suffixes.pop() if len(suffixes) == 1 else ""
+    for pattern in (f"{glob.escape(prefix)}*", f"*{glob.escape(suffix)}"):
+        if not fnmatch.fnmatchcase(image_shards.MANIFEST, pattern):
+            return f"Train on them with --data=tfrecord:{out}/{pattern}"
+    return f"Train on them with --data=tfrecord:GLOB that matches them and not {image_shards.MANIFEST}"
 
 
 def _make_tokens(out: Path, display: Display) -> None:
     from tfbench.data.tokens import make_tokens
 
+    if not _SOURCE.value:
+        display.say("no --source: the text is pydoc, the help texts of Python")
     make_tokens(
         _SOURCE.value or ["pydoc"],
         out,

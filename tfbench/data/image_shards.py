@@ -240,14 +240,16 @@ def _resized(recipe: Recipe, shard: int) -> Iterator["tf.train.Example"]:
     try:
         for serialized in tf.data.TFRecordDataset(source).as_numpy_iterator():
             example = tf.train.Example.FromString(serialized)
-            encoded = example.features.feature["image/encoded"].bytes_list.value[0]
-            decoded = pipeline.decode_whole(encoded)
+            encoded = example.features.feature["image/encoded"].bytes_list.value
+            if not encoded:
+                raise ShardsError(f"--source: {source}, record {num_read}: has no feature image/encoded")
+            decoded = pipeline.decode_whole(encoded[0])
             image = pipeline.resize_short_side(decoded, recipe.settings["short_side"]).numpy()
             raw = recipe.settings["encoding"] == "raw"
             _replace_image(example, image, ppm(image) if raw else _jpeg(image, RESIZED_QUALITY), raw)
             yield example
             num_read += 1
-    except (tf.errors.OpError, IndexError) as error:
+    except tf.errors.OpError as error:
         raise ShardsError(f"--source: {source}, record {num_read}: {error}") from error
 
 
@@ -322,17 +324,25 @@ def _finished(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
         return {}
     manifest = _read_manifest(out)
     asked = _description(recipe)
-    other = sorted(name for name in asked if manifest["recipe"].get(name) != asked[name])
+    other = differences(manifest["recipe"], asked)
     if other:
         raise ShardsError(
-            f"--out={out}: holds shards made with another {', '.join(other)}; choose another folder or "
-            "remove this one"
+            f"--out={out}: holds shards made with another {other}; choose another folder or remove this one"
         )
     return {
         entry["file"]: entry
         for entry in manifest["shards"]
         if (out / entry["file"]).is_file() and (out / entry["file"]).stat().st_size == entry["bytes"]
     }
+
+
+def differences(there: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Names of the settings that differ, with the values that are there where these are short."""
+    return ", ".join(
+        f"{name} ({there[name]} there)" if isinstance(there.get(name), int | str) else name
+        for name in asked
+        if there.get(name) != asked[name]
+    )
 
 
 def _description(recipe: Recipe) -> dict[str, Any]:

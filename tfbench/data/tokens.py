@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfbench.data import corpus, pydoc, wordpiece
+from tfbench.data import corpus, image_shards, pydoc, wordpiece
 from tfbench.data.wordpiece import Lengths, Vocabulary
 from tfbench.models.bert import VOCAB_SIZE
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 FORMAT = 1
 MANIFEST = "manifest.json"
 VOCABULARY = "vocab.txt"
+_KEYS = {  # of a manifest, and of its parts
+    "settings": ("seq_length", "num_shards"),
+    "vocabulary": ("size", "special_ids"),
+    "shards": ("file", "sequences", "tokens", "bytes", "sha256"),
+}
 
 
 class TokensError(ValueError):
@@ -84,14 +89,30 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         content = json.loads(path.read_bytes())
-        if content["format"] != FORMAT:
-            raise TokensError(f"{path} has format {content['format']}, this tfbench reads {FORMAT}")
+        _require_keys(content, path)
         vocabulary = Vocabulary(content["vocabulary"]["size"], tuple(content["vocabulary"]["special_ids"]))
         return Manifest(content["settings"], vocabulary, content["shards"])
     except OSError as error:
         raise TokensError(f"{path} cannot be read ({error.strerror}); make token records there") from error
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise TokensError(f"{path} is no manifest of token records: {error!r}") from error
+    except (TypeError, json.JSONDecodeError) as error:
+        raise TokensError(f"{path} is no manifest of token records: {error}") from error
+
+
+def _require_keys(content: Any, path: Path) -> None:
+    """Raises TokensError where a manifest is one of images, or lacks what is read of it."""
+    if not isinstance(content, dict):
+        raise TokensError(f"{path} is no manifest of token records, it holds no object")
+    if content.get("format") != FORMAT:
+        raise TokensError(f"{path} has format {content.get('format')}, this tfbench reads {FORMAT}")
+    if "recipe" in content:
+        raise TokensError(f"{path} is no manifest of token records, it is one of images")
+    for name, keys in _KEYS.items():
+        if name not in content:
+            raise TokensError(f"{path} is no manifest of token records: it has no {name!r}")
+        parts = content[name] if isinstance(content[name], list) else [content[name]]
+        lacking = [key for part in parts for key in keys if key not in part]
+        if lacking:
+            raise TokensError(f"{path}: {name!r} has no {lacking[0]!r}")
 
 
 def make_tokens(
@@ -177,10 +198,10 @@ def _begin(
     """
     if (out / MANIFEST).exists():
         manifest = read_manifest(out)
-        other = [name for name, value in settings.items() if manifest.settings.get(name) != value]
+        other = image_shards.differences(manifest.settings, settings)
         if other:
             raise ValueError(
-                f"{out} holds token records made with another {', '.join(other)}: "
+                f"{out} holds token records made with another {other}: "
                 "choose another folder or remove this one"
             )
         return manifest, wordpiece.read_tokenizer(out / VOCABULARY)
