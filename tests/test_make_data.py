@@ -253,6 +253,8 @@ def test_command_in_several_processes_makes_the_same_files(made: Path, tmp_path:
     )
     assert made_now.returncode == 0, made_now.stderr
     assert "3 shards written, 0 were there" in made_now.stdout
+    assert made_now.stderr == ""  # TensorFlow's greetings are in a log
+    assert (tmp_path / "out" / make_data.LOG).stat().st_size
     for path in made.glob("train-*"):
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     assert python(*command, "--verify", cwd=tmp_path).returncode == 0

@@ -9,12 +9,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from absl import app, flags
 
 from tfbench.config import ConfigError
 from tfbench.data.image_shards import Recipe
+from tfbench.devices import native_messages_to
 from tfbench.display import Display
 
 _KIND = flags.DEFINE_enum(
@@ -56,6 +58,7 @@ _KINDS_OF = {  # a flag that is left out here is of every kind
 }
 _VERIFY = flags.DEFINE_bool("verify", False, "Make nothing: compare --out with its manifest.")
 
+LOG = ".make_data.log"  # hidden, so that no glob of records takes it
 EXIT_DAMAGED = 1
 EXIT_REFUSED = 2
 
@@ -125,12 +128,17 @@ def _make_shards(recipe: Recipe, out: Path, display: Display) -> None:
     from tfbench.data import image_shards
 
     processes = _PROCESSES.value or len(os.sched_getaffinity(0))
-    written = image_shards.make(
-        recipe,
-        out,
-        processes,
-        lambda entries, total: track(entries, recipe.kind, total=total, console=display.console),
-    )
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with native_messages_to(out / LOG):  # of the worker processes too, which inherit it
+            written = image_shards.make(
+                recipe,
+                out,
+                processes,
+                lambda entries, total: track(entries, recipe.kind, total=total, console=display.console),
+            )
+    except BrokenProcessPool as error:  # what it said is not on the screen
+        raise image_shards.ShardsError(f"a process died; {out / LOG} has its last words") from error
     kept = len(recipe.files) - written
     display.say(f"{written} shards written, {kept} were there. {_how_to_train(out, recipe.files)}")
 
