@@ -16,7 +16,7 @@ from data_helpers import IMAGE_MODEL, TEXT_MODEL, config_of
 from run_helpers import environment_without_tensorflow, python
 from step_helpers import strategy_of
 
-from tfbench import records
+from tfbench import display, records
 from tfbench.config import BenchmarkConfig
 from tfbench.data import DATASETS, InputLog, Shard, image_shards
 from tfbench.inputbench import compare, feeding, pipeline, row, variants
@@ -136,8 +136,8 @@ def test_no_run_has_no_rate():
 @pytest.mark.parametrize(
     ("rate", "said"),
     [
-        (400.0, "enough for 2.5 GPUs (95 %: 1.1 to inf) of 400 samples/s each"),
-        (4000.0, "too little for one GPU of 4,000 samples/s (0.25 of it, 95 %: 0.11 to inf;"),
+        (400.0, "enough for 2.5 GPUs (95 %: 1.1 or more) of 400 samples/s each"),
+        (4000.0, "too little for one GPU of 4,000 samples/s (0.25 of it, 95 %: 0.11 or more;"),
     ],
 )
 def test_gpus_fed(rate, said):
@@ -340,6 +340,12 @@ def test_ratio_is_that_of_the_rounds_pairs():
     assert compare.ratio([3.0], [2.0]) == (1.5, None, None)
 
 
+def test_an_interval_without_an_upper_end_is_said_in_words():
+    assert display.interval(294.2, float("inf")) == "294 or more"
+    assert display.interval(1294.2, 2000.26, 1) == "1,294.2 to 2,000.3"
+    assert display.interval(None, None) == ""
+
+
 def test_variants_take_turns_and_a_cache_is_filled_once():
     taken = []
 
@@ -355,7 +361,9 @@ def test_variants_take_turns_and_a_cache_is_filled_once():
         return Variant(name, "", start, warm_up, InputLog())
 
     found = [variant("a", 0), variant("b", 100_000), variant("c", 0)]
-    compare.take_turns(found, seconds=0.001, rounds=3)
+    rounds_done = []
+    compare.take_turns(found, 0.001, 3, rounds_done.append)
+    assert rounds_done == [1, 2, 3]
     assert [each for each in taken if len(each) > 1] == [f"start {name}" for name in "abcbcacab"]
     turns = [(name, 10 * len(list(group))) for name, group in itertools.groupby(taken)]
     assert [name for name, _ in turns][1::2] == list("abcbcacab")

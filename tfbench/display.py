@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +28,13 @@ class _Console(Console):
         """Go on unseen: a reader that has gone (`| head`) does not cost the run its row."""
         with contextlib.suppress(SystemExit):
             super().on_broken_pipe()
+
+
+def interval(low: float | None, high: float | None, digits: int = 0) -> str:
+    """The ends of an interval in words, empty where there is none; nothing bounds an infinite upper one."""
+    if low is None or high is None:
+        return ""
+    return f"{low:,.{digits}f} " + ("or more" if math.isinf(high) else f"to {high:,.{digits}f}")
 
 
 class Display:

@@ -11,7 +11,7 @@ from typing import Any
 from tfbench import devices, outcome
 from tfbench.config import BenchmarkConfig
 from tfbench.data import InputLog
-from tfbench.display import Display
+from tfbench.display import Display, interval
 from tfbench.hardware.gpus import Machine
 from tfbench.inputbench import row
 from tfbench.inputbench.drain import Drained, Plan, drain
@@ -60,7 +60,9 @@ def ratio(rates: Sequence[float], baseline: Sequence[float]) -> tuple[float, flo
     return mean, math.exp(low), math.exp(high)
 
 
-def take_turns(variants: Sequence[Variant], seconds: float, rounds: int) -> None:
+def take_turns(
+    variants: Sequence[Variant], seconds: float, rounds: int, after: Callable[[int], None] = lambda _: None
+) -> None:
     """Every variant once a round, each round beginning with another one.
 
     A variant starts anew on its turn: the threads of one that only waits would fill its buffers meanwhile.
@@ -69,6 +71,7 @@ def take_turns(variants: Sequence[Variant], seconds: float, rounds: int) -> None
         variants: take their figures.
         seconds: of a variant in a round, after half of it to warm up.
         rounds: how many.
+        after: called after each round with the number of those that are done.
     """
     for number in range(rounds):
         first = number % len(variants)
@@ -77,6 +80,7 @@ def take_turns(variants: Sequence[Variant], seconds: float, rounds: int) -> None
             with variant.log.explained():
                 variant.rounds.append(drain(variant.start(), Plan(seconds, 1, warm_up)))
             gc.collect()  # ends its pipeline
+        after(number + 1)
 
 
 def run(
@@ -150,10 +154,10 @@ def _measure(
 
     found.extend(variants(config, others))
     display.say(
-        f"{len(found)} variants, {rounds} rounds of {seconds:g} s each, after half of it to warm up: about "
-        f"{1.5 * seconds * rounds * len(found):,.0f} s"
+        f"{len(found)} variants, {rounds} rounds of {seconds:g} s each, after half of it to warm up and "
+        "what it takes to start"
     )
-    take_turns(found, seconds, rounds)
+    take_turns(found, seconds, rounds, lambda done: display.say(f"round {done} of {rounds} is done"))
 
 
 def _figures(variant: Variant, baseline: Variant) -> dict[str, Any]:
@@ -191,16 +195,12 @@ def _show(config: BenchmarkConfig, found: list[Variant], machine: Machine, displ
 
 
 def _line(figures: dict[str, Any]) -> tuple[str, ...]:
-    ends, ratio_ends = (
-        "" if figures[f"{name}_low"] is None else (figures[f"{name}_low"], figures[f"{name}_high"])
-        for name in ("samples_per_sec", "ratio")
-    )
     return (
         figures["variant"],
         f"{figures['samples_per_sec']:,.0f}",
-        f"{ends[0]:,.0f} to {ends[1]:,.0f}" if ends else "",
+        interval(figures["samples_per_sec_low"], figures["samples_per_sec_high"]),
         f"{figures['ratio']:.3f}",
-        f"{ratio_ends[0]:.3f} to {ratio_ends[1]:.3f}" if ratio_ends and figures["change"] else "",
+        interval(figures["ratio_low"], figures["ratio_high"], 3) if figures["change"] else "",
         f"{figures['cpu_us_per_sample']:,.1f}",
         f"{figures['cores_busy']:.2f}",
         f"{figures['cores_busy_by_others']:.2f}",

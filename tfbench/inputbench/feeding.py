@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tfbench.config import BenchmarkConfig
+from tfbench.display import interval
 from tfbench.inputbench.drain import Drained
 from tfbench.records import RunRecord
 
@@ -58,7 +59,7 @@ def gpus_fed(drained: Drained, rate: GpuRate) -> dict[str, float | str | None]:
 def verdict(drained: Drained, cpu_cores: int, rate: GpuRate | None) -> str:
     """The answer in one sentence."""
     low, high = drained.interval
-    ends = "" if low is None else f" (95 %: {low:,.0f} to {high:,.0f})"
+    ends = "" if low is None else f" (95 %: {interval(low, high)})"
     answer = (
         f"This host delivers {drained.samples_per_sec:,.0f} samples/s{ends} with {drained.cores_busy:.1f} of "
         f"{cpu_cores} cores busy"
@@ -68,9 +69,9 @@ def verdict(drained: Drained, cpu_cores: int, rate: GpuRate | None) -> str:
     fed, each = drained.samples_per_sec / rate.samples_per_sec, f"{rate.samples_per_sec:,.0f} samples/s"
     low, high = (None if end is None else end / rate.samples_per_sec for end in (low, high))
     if fed < 1:
-        ends = "" if low is None else f", 95 %: {low:.2f} to {high:.2f}"
+        ends = "" if low is None else f", 95 %: {interval(low, high, 2)}"
         return f"{answer}: too little for one GPU of {each} ({fed:.2f} of it{ends}; {rate.source})."
-    ends = "" if low is None else f" (95 %: {low:,.1f} to {high:,.1f})"
+    ends = "" if low is None else f" (95 %: {interval(low, high, 1)})"
     return f"{answer}: enough for {fed:,.1f} GPUs{ends} of {each} each ({rate.source})."
 
 

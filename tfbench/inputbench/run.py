@@ -14,7 +14,7 @@ import psutil
 from tfbench import devices, outcome, records
 from tfbench.config import BenchmarkConfig
 from tfbench.data import InputLog
-from tfbench.display import Display
+from tfbench.display import Display, interval
 from tfbench.flags import to_flags
 from tfbench.hardware.gpus import Machine
 from tfbench.inputbench import feeding, row
@@ -167,7 +167,7 @@ def _line(name: str, drained: Drained, cost: float) -> tuple[str, ...]:
     return (
         name,
         f"{drained.samples_per_sec:,.0f}",
-        "" if low is None else f"{low:,.0f} to {high:,.0f}",
+        interval(low, high),
         f"{drained.cores_busy:.2f}",
         f"{drained.cpu_us_per_sample:,.1f}",
         f"{cost:,.1f}",
