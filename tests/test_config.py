@@ -153,6 +153,7 @@ NAN, INF = math.nan, math.inf
     [
         ({"gpus": -1}, "--gpus=-1: a whole number of at least 0"),
         ({"cpu_replicas": 0}, "--cpu_replicas=0: a whole number of at least 1"),
+        ({"cpu_replicas": 65}, "--cpu_replicas=65: a whole number from 1 to 64"),
         ({"gpus": 1, "cpu_replicas": 2}, "--cpu_replicas=2: goes with --gpus=0 only"),
         ({"per_replica_batch_size": 0}, "--per_replica_batch_size=0: a whole number of at least 1"),
         ({"per_replica_batch_size": -8}, "--per_replica_batch_size=-8: a whole number of at least 1"),

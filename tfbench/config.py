@@ -37,6 +37,7 @@ LONGEST_ROW = 20
 # was published with (Devlin et al., 2019).
 SYNTHETIC_LR_WARMUP_STEPS = 10_000
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+MAX_CPU_REPLICAS = 64  # each has its own threads and traced step: hundreds show nothing for minutes
 MAX_SEED = 2**32 - 1  # NumPy's, which Keras seeds too
 # "ram": images are decoded and resized once and kept, "auto": where they fit. See tfbench.data.cache.
 CACHES = ("none", "ram", "auto")
@@ -146,6 +147,10 @@ class BenchmarkConfig:
         _check_rates(self)
         if self.gpus and self.cpu_replicas != 1:
             raise ConfigError("cpu_replicas", self.cpu_replicas, "goes with --gpus=0 only")
+        if self.cpu_replicas > MAX_CPU_REPLICAS:
+            raise ConfigError(
+                "cpu_replicas", self.cpu_replicas, f"a whole number from 1 to {MAX_CPU_REPLICAS}"
+            )
         if self.steps < self.windows:
             raise ConfigError("windows", self.windows, f"at most --steps={self.steps}: a window needs a step")
         if self.lr_schedule not in LEARNING_RATE_SCHEDULES:
