@@ -214,15 +214,9 @@ class TestGoodRun:
 # ------------------------------------------------------------------------------- runs that end early
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A long run of BERT on text that gets Ctrl-C after two windows: exit code, output and results folder."""
-    folder = tmp_path_factory.mktemp("stopped")
-    flags = (
-        "--model=bert_tiny", "--data=pydoc", "--gpus=0", "--seq_length=16", "--per_replica_batch_size=4",
-        "--steps=1000000", "--windows=200000", "--warmup_steps=2", "--results_dir=out",
-    )  # fmt: skip
-    process = subprocess.Popen(
+def started(folder, flags):
+    """A training in `folder`, with what it shows as its `stdout`."""
+    return subprocess.Popen(
         [sys.executable, "-m", "tfbench.train", *flags],
         cwd=folder,
         env=environment(),
@@ -232,8 +226,18 @@ def stopped(tmp_path_factory):
         # A job in the background of a script ignores Ctrl-C, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A long run of BERT on text that gets Ctrl-C after two windows: exit code, output and results folder."""
+    folder = tmp_path_factory.mktemp("stopped")
+    flags = (
+        "--model=bert_tiny", "--data=pydoc", "--gpus=0", "--seq_length=16", "--per_replica_batch_size=4",
+        "--steps=1000000", "--windows=200000", "--warmup_steps=2", "--results_dir=out",
+    )  # fmt: skip
+    process = started(folder, flags)
     lines = []
-    assert process.stdout is not None
     for line in process.stdout:
         lines.append(line)
         if "measuring" in line and "step 12/" in line:
@@ -249,15 +253,7 @@ def test_sigterm_to_repeats_alone_ends_the_run_and_the_series(tmp_path):
         "--repeats=3", "--model=resnet_tiny", "--gpus=0", "--image_size=8", "--per_replica_batch_size=4",
         "--steps=1000000", "--windows=200000", "--warmup_steps=2", "--results_dir=out",
     )  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tfbench.train", *flags],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
+    process = started(tmp_path, flags)
     output = ""
     for line in process.stdout:
         output += line
