@@ -15,7 +15,6 @@ from data_helpers import config_of, make
 from PIL import Image
 from run_helpers import environment_without_tensorflow, python
 
-from tfbench import make_data
 from tfbench.data import image_shards, pipeline
 from tfbench.data.image_shards import ShardsError
 
@@ -203,7 +202,7 @@ def test_source_without_images_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_hint_names_what_was_written(files: list[str], pattern: str) -> None:
-    assert make_data._how_to_train(Path("o"), files) == f"Train on them with --data=tfrecord:{pattern}"
+    assert image_shards.how_to_train(Path("o"), files) == f"Train on them with --data=tfrecord:{pattern}"
 
 
 def test_verify_finds_damage(made: Path, tmp_path: Path) -> None:
@@ -254,7 +253,7 @@ def test_command_in_several_processes_makes_the_same_files(made: Path, tmp_path:
     assert made_now.returncode == 0, made_now.stderr
     assert "3 shards written, 0 were there" in made_now.stdout
     assert made_now.stderr == ""  # TensorFlow's greetings are in a log
-    assert (tmp_path / "out" / make_data.LOG).stat().st_size
+    assert (tmp_path / "out" / ".make_data.log").stat().st_size
     for path in made.glob("train-*"):
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     assert python(*command, "--verify", cwd=tmp_path).returncode == 0

@@ -3,12 +3,11 @@
 Exit code: 0; 1 where --verify finds something wrong; 2 for refused flags.
 """
 
-import fnmatch
 import glob
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -140,20 +139,9 @@ def _make_shards(recipe: Recipe, out: Path, display: Display) -> None:
     except BrokenProcessPool as error:  # what it said is not on the screen
         raise image_shards.ShardsError(f"a process died; {out / LOG} has its last words") from error
     kept = len(recipe.files) - written
-    display.say(f"{written} shards written, {kept} were there. {_how_to_train(out, recipe.files)}")
-
-
-def _how_to_train(out: Path, files: Sequence[str]) -> str:
-    """A hint with a glob of the files that leaves the manifest out."""
-    from tfbench.data import image_shards
-
-    prefix = os.path.commonprefix(files).rstrip("0123456789")  # noqa: RUF071  characters, not folders
-    suffixes = {Path(name).suffix for name in files}
-    suffix = suffixes.pop() if len(suffixes) == 1 else ""
-    for pattern in (f"{glob.escape(prefix)}*", f"*{glob.escape(suffix)}"):
-        if not fnmatch.fnmatchcase(image_shards.MANIFEST, pattern):
-            return f"Train on them with --data=tfrecord:{out}/{pattern}"
-    return f"Train on them with --data=tfrecord:GLOB that matches them and not {image_shards.MANIFEST}"
+    display.say(
+        f"{written} shards written, {kept} were there. {image_shards.how_to_train(out, recipe.files)}"
+    )
 
 
 def _make_tokens(out: Path, display: Display) -> None:

@@ -5,11 +5,13 @@ that was stopped goes on where it was. TensorFlow is imported by what writes the
 """
 
 import dataclasses
+import fnmatch
+import glob
 import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +117,17 @@ def make(recipe: Recipe, out: Path, processes: int, progress: Callable[..., Any]
         done[entry["file"]] = entry
         _write_manifest(recipe, out, done)
     return len(missing)
+
+
+def how_to_train(out: Path, files: Sequence[str]) -> str:
+    """A hint with a glob of the files that leaves the manifest out."""
+    prefix = os.path.commonprefix(files).rstrip("0123456789")  # noqa: RUF071  characters, not folders
+    suffixes = {Path(name).suffix for name in files}
+    suffix = suffixes.pop() if len(suffixes) == 1 else ""
+    for pattern in (f"{glob.escape(prefix)}*", f"*{glob.escape(suffix)}"):
+        if not fnmatch.fnmatchcase(MANIFEST, pattern):
+            return f"Train on them with --data=tfrecord:{out}/{pattern}"
+    return f"Train on them with --data=tfrecord:GLOB that matches them and not {MANIFEST}"
 
 
 def verify(out: Path) -> tuple[int, list[str]]:
