@@ -525,7 +525,7 @@ def find_baseline(rows: Iterable[RunRecord], record: RunRecord) -> RunRecord | N
         if row.status == "ok"
         and row.num_gpus == 1
         and row.samples_per_sec
-        and (row.parallel_runs or 1) == 1
+        and side_by_side(row) == 1
         and _baseline_key(row) == wanted
         and on_its_cards(row, record)
         and all(
@@ -567,6 +567,11 @@ def mean_of_cards(rows: Sequence[RunRecord]) -> RunRecord:
         samples_per_sec_per_gpu=rate,
         step_time_ms_mean=last.global_batch_size and 1000 * last.global_batch_size / rate,
     )
+
+
+def side_by_side(row: RunRecord) -> int:
+    """Runs on the machine at that time, this one included; 1 where older rows do not say."""
+    return row.parallel_runs or 1
 
 
 def on_its_cards(row: RunRecord, record: RunRecord) -> bool:

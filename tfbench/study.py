@@ -360,7 +360,7 @@ def _missing(work: loop.Sweep, retry: str) -> int:
 
 
 def _machine_of(row: RunRecord) -> tuple[Any, ...]:
-    return row.gpu_name, row.host, row.tensorflow, row.parallel_runs or 1
+    return row.gpu_name, row.host, row.tensorflow, records.side_by_side(row)
 
 
 def _rows_of(work: loop.Sweep, point: Point) -> list[RunRecord]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from tfbench.records import RunRecord
+from tfbench.records import RunRecord, side_by_side
 from tfbench.reporting.document import Bar, BarChart, Cell, Mark, Section, Table, interval, number, words
 from tfbench.reporting.naming import (
     LIMIT_COLUMNS,
@@ -18,7 +18,6 @@ from tfbench.reporting.naming import (
     machine_of,
     may_be_same,
     newest,
-    side_by_side,
 )
 from tfbench.reporting.sections import MOST_BARS, ratio
 

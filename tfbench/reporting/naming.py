@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from tfbench.records import RunRecord
+from tfbench.records import RunRecord, side_by_side
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -54,11 +54,6 @@ def setup(row: RunRecord, *free: str) -> tuple[object, ...]:
 def on_cpu(rows: Sequence[RunRecord]) -> bool:
     """Whether there are rows and none of them asked for a GPU."""
     return bool(rows) and all(row.num_gpus == 0 for row in rows)
-
-
-def side_by_side(row: RunRecord) -> int:
-    """Runs on the machine at that time, this one included; 1 where older rows do not say."""
-    return row.parallel_runs or 1
 
 
 def likeness(one: RunRecord, other: RunRecord) -> tuple[bool, ...]:

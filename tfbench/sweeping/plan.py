@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from tfbench.config import BenchmarkConfig
-from tfbench.records import RunRecord
+from tfbench.records import RunRecord, side_by_side
 from tfbench.sweeping.matrix import Point
 
 # Ends that are tried again when a sweep is started again, besides "interrupted", which always is: that run
@@ -27,7 +27,7 @@ class Try:
 
 def rows_of(config: BenchmarkConfig, rows: Iterable[RunRecord], beside: bool) -> list[RunRecord]:
     """Rows of a configuration that ran beside others, or alone: shared cores and power make another rate."""
-    return [row for row in rows if row.run_key == config.run_key and ((row.parallel_runs or 1) > 1) == beside]
+    return [row for row in rows if row.run_key == config.run_key and (side_by_side(row) > 1) == beside]
 
 
 def settled(rows: Iterable[RunRecord], config: BenchmarkConfig, retry: str, beside: bool) -> int:
