@@ -43,11 +43,13 @@ side_by_side() { # FUNCTION FUNCTION, each on a GPU of its own where there are t
 }
 
 race_resnet50() { # GPU
-  run "$1" 520 race_resnet50 "$ROOT"/benchmarks/race.sh resnet50 1024 3
+  run "$1" 200 ceilings python "$ROOT"/benchmarks/pytorch_ceilings.py matmul --rounds=2
+  run "$1" 450 race_resnet50 "$ROOT"/benchmarks/race.sh resnet50 1024 3
 }
 
 race_bert_large() { # GPU
-  run "$1" 520 race_bert_large "$ROOT"/benchmarks/race.sh bert_large 256 3
+  run "$1" 450 race_bert_large "$ROOT"/benchmarks/race.sh bert_large 256 3
+  run "$1" 300 race_bert_512 "$ROOT"/benchmarks/race.sh bert_large 64 2 --seq_length=512
 }
 
 scaling() { # SECONDS NAME flags…
@@ -56,7 +58,6 @@ scaling() { # SECONDS NAME flags…
 }
 
 more_resnet50() { # GPU
-  run "$1" 100 ceilings python "$ROOT"/benchmarks/pytorch_ceilings.py matmul --rounds=1
   run "$1" 400 xla_1024 python "$ROOT"/experiments/xla.py --model=resnet50 --gpus=1 --per_replica_batch_size=1024
   run "$1" 250 values_resnet50 python "$ROOT"/experiments/values.py --model=resnet50 --gpus=1
   run "$1" 120 bfloat16_resnet50 python -m tfbench.train --model=resnet50 --gpus=1 --precision=mixed_bfloat16
@@ -65,7 +66,6 @@ more_resnet50() { # GPU
 }
 
 more_bert_large() { # GPU
-  run "$1" 300 race_bert_512 "$ROOT"/benchmarks/race.sh bert_large 64 2 --seq_length=512
   run "$1" 250 values_bert_large python "$ROOT"/experiments/values.py --model=bert_large --gpus=1
   run "$1" 120 bfloat16_bert_large python -m tfbench.train --model=bert_large --gpus=1 --precision=mixed_bfloat16
   run "$1" 150 reduce_overhead_bert_large python "$ROOT"/benchmarks/pytorch_peer.py --model=bert_large --batch=256 --compile=reduce-overhead

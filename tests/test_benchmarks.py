@@ -199,7 +199,7 @@ class TestDue:
         assert {call.split()[0] for call in calls} == {"0"}
 
     def test_what_does_not_fit_is_named_and_run_later(self, due, tmp_path):
-        done, calls = due(tmp_path / "out", "200", gpus="1")
+        done, calls = due(tmp_path / "out", "230", gpus="1")
         assert done.returncode == 124
         assert "not run for want of time: race_resnet50" in done.stdout
         assert calls
